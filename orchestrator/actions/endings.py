@@ -1,0 +1,109 @@
+"""What the end of a launch leaves in the run's row, unless its job may live: then only its host knows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.actions.host_facts import MissingDependency
+from orchestrator.actions.telling import Tell, silent
+from orchestrator.errors import DraftyardError, GateRefused, HostError, StoreError
+from orchestrator.store.rows import Reason, State
+from orchestrator.store.writes import Store
+
+SAY_AGAIN_S = 2.0
+
+
+@dataclass
+class Doubt:
+    """Whether the supervisor may have been started: from then on this side knows nothing, and the run folder all."""
+
+    may_live: bool = False
+
+
+@contextmanager
+def outcome(store: Store, run_id: str, *, attempt: int, tell: Tell = silent) -> Iterator[Doubt]:
+    """Whatever ends a launch before its job may live is in the run's row, except a refusal, which takes the row back.
+
+    It speaks of its own attempt alone: where a newer one exists, nothing is written.
+    """
+    doubt = Doubt()
+    try:
+        yield doubt
+    except GateRefused as error:
+        why = str(error)
+        _say(store, lambda into: into.remove_pending(run_id, why=why))
+        raise
+    except BaseException as error:
+        if doubt.may_live:
+            _leave_it_to_the_host(error, run_id, tell)
+            raise
+        state, reason, evidence = _ending(error)
+        _say(store, lambda into: into.set_state(run_id, state, reason=reason, evidence=evidence, attempt=attempt))
+        if attempt == 0:
+            tell(f"it never began; why is kept as run {run_id} (`draftyard show {run_id}`), which @last passes over")
+        raise
+
+
+def _say(store: Store, say: Callable[[Store], object]) -> None:
+    """Once, or, where the database is at fault, again until it takes it, for as long as this process lives.
+
+    The death of a launch is seen by the follower. A screen lives on: its run would stay pending, and its GPUs promised.
+    """
+    try:
+        say(store)
+    except StoreError:
+        args = (store.path, say)
+        threading.Thread(target=_say_later, args=args, name="last word of a launch", daemon=True).start()
+    except DraftyardError:
+        pass  # stopped meanwhile, or settled: what ended the launch is what matters
+
+
+def _say_later(db: Path, say: Callable[[Store], object]) -> None:
+    while db.exists():
+        time.sleep(SAY_AGAIN_S)
+        try:
+            with Store(db) as store:
+                say(store)
+        except StoreError:
+            continue
+        except DraftyardError:
+            pass
+        return
+
+
+def _leave_it_to_the_host(error: BaseException, run_id: str, tell: Tell) -> None:
+    hint = f"whether run {run_id} has started is not known yet: draftyard wait {run_id}"
+    if isinstance(error, DraftyardError):
+        error.args = (f"{error}\n  {hint}",)
+    else:
+        tell(hint)
+
+
+def _ending(error: BaseException) -> tuple[State, str | None, str]:
+    match error:
+        case HostError():
+            return State.FAILED, Reason.UNREACHABLE, _whole(error)
+        case MissingDependency():
+            return State.FAILED, Reason.MISSING_DEPENDENCY, _whole(error)
+        case DraftyardError(reason="stopped"):
+            return State.STOPPED, Reason.USER, "stopped before it was started"
+        case DraftyardError():
+            return State.FAILED, None, f"never started: {_whole(error)}"
+        case KeyboardInterrupt():
+            return State.STOPPED, Reason.USER, "interrupted before it started"
+        case _:
+            return State.FAILED, None, "the launch broke off before it started"
+
+
+def _whole(error: Exception) -> str:
+    """All lines as one: who holds a card, or which key changed, stands below the first."""
+    return " ".join(str(error).split())
+
+
+def first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,108 @@
+"""`doctor --fix`: what the bundled trainer needs, installed on a host in the versions that it was tested with.
+
+The versions are those of constraints.txt, which travel as text. Of torch they are a range: which build of it comes is for
+the driver, the index and uv to say. It decides nothing about drivers, and changes no Python outside a virtual environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import orchestrator
+from orchestrator.actions.host_facts import OLDEST_TORCH, TRAINER_PACKAGES, lacks
+from orchestrator.actions.order import find_host
+from orchestrator.actions.places import Places
+from orchestrator.actions.site import Site, open_site
+from orchestrator.errors import DraftyardError
+from orchestrator.shell.stream import StreamShell
+
+INSTALL_S = 1800.0  # torch alone is gigabytes
+INSTALL_LINES = 12  # the last ones of an installation that failed: pip gives the cause before the advice
+PINNED_FOR = "3.11"  # the oldest Python that the list was made for; an older one takes what it can get
+
+_INSTALL = """
+exec 2>&1
+set -e
+python=$1; base=$2; folder=$3; pinned=$(mktemp); trap 'rm -f "$pinned"' EXIT
+printf '%s' "$4" > "$pinned"
+shift 4
+if command -v uv >/dev/null 2>&1; then
+  [ -z "$folder" ] || uv venv --python "$base" "$folder"
+  uv pip install --python "$python" --constraint "$pinned" "$@"
+else
+  [ -z "$folder" ] || "$base" -m venv "$folder"
+  "$python" -m pip install --no-input --constraint "$pinned" "$@"
+fi
+"""
+_VERSIONS = """
+import importlib.metadata, sys
+print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in sys.argv[1:]))
+"""
+
+
+def fix(places: Places, name: str) -> list[str]:
+    """Installs what the bundled trainer needs on the host: into its own venv, else into a new one in the work folder.
+
+    Returns what was done and is there now, a line each. With uv where the host has it, else with venv and pip.
+    """
+    with open_site(find_host(places, name)) as site:
+        return fix_site(site, hosts_file=places.hosts_file)
+
+
+def fix_site(site: Site, *, hosts_file: Path) -> list[str]:
+    """The same on a host with its door open."""
+    name, python = site.host.name, site.place.python
+    missing = lacks(site.facts, None, python=python)
+    packages = [lack.package for lack in missing if lack.package]
+    by_hand = [f"{name}: {lack.name} {lack.seen}; {lack.repair}" for lack in missing if not lack.package]
+    if not packages:
+        return by_hand or [f"{name}: nothing is missing"]
+    if (site.facts.get("python") or {}).get("is_venv"):
+        _install(site.shell, [python], packages)
+        there = _versions(site.shell, python, [lack.name for lack in missing if lack.package])
+        return [f"{name}: installed {there} with {python}", *by_hand]
+    folder = f"{site.place.work_dir}/venv"
+    _install(site.shell, [f"{folder}/bin/python", python, folder], TRAINER_PACKAGES)
+    return [
+        f"{name}: made {folder} with {_versions(site.shell, f'{folder}/bin/python', TRAINER_PACKAGES)}",
+        f"{name}: set `python: {folder}/bin/python` for it in {hosts_file}",
+        *by_hand,
+    ]
+
+
+def pinned() -> dict[str, str]:
+    """Distribution -> version, of constraints.txt: in the repository beside the package, in a wheel inside it."""
+    inside = Path(orchestrator.__file__).parent
+    file = next(place for place in (inside / "constraints.txt", inside.parent / "constraints.txt") if place.is_file())
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return {name: version for name, _, version in (line.partition("==") for line in lines) if version}
+
+
+def constraints() -> str:
+    """The pinned list as pip and uv read it."""
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    lines = [
+        f"torch>={oldest},<={version}" if name == "torch" else f'{name}=={version}; python_version >= "{PINNED_FOR}"'
+        for name, version in pinned().items()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _install(shell: StreamShell, pythons: Sequence[str], packages: Sequence[str]) -> None:
+    """`pythons`: the interpreter that gets them; where it is to be made first, also its base and its folder."""
+    python, base, folder = [*pythons, "", ""][:3]
+    words = [python, base, folder, constraints(), *packages]
+    done = shell.run(["sh", "-c", _INSTALL, "sh", *words], timeout_s=INSTALL_S)
+    if done.exit_code:
+        said = done.stdout.decode("utf-8", "replace").strip().splitlines()[-INSTALL_LINES:]
+        raise DraftyardError("the installation failed:\n  " + "\n  ".join(said))
+
+
+def _versions(shell: StreamShell, python: str, names: Sequence[str]) -> str:
+    """What that Python has of them now; DraftyardError where the installer said yes and one is not there."""
+    done = shell.run([python, "-c", _VERSIONS, *names])
+    if done.exit_code:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise DraftyardError(f"installed, but not all of it is there: {said[-1] if said else 'no answer'}")
+    return done.stdout.decode("utf-8", "replace").strip()

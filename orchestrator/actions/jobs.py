@@ -1,0 +1,269 @@
+"""Jobs: deploy, smoke, launch, prepare, evaluate, export, resume. Each ends in a row that says how it went.
+
+The order of things is the same for all: settle the order (exit 2, nothing written), write the row,
+look at the host (exit 4, or 1 with what is missing), ask the gate (exit 3, the row taken back), ship,
+start, and see that somebody follows. What the run then does is the follower's to record.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import gate
+from orchestrator.actions.history import open_reader
+from orchestrator.actions.order import Order, Settled, repair_command, settle, settle_stored
+from orchestrator.actions.places import Places
+from orchestrator.actions.sending import Launched, Requirement, Task, inspect, resend, send
+from orchestrator.actions.site import Site, open_site, ship_told
+from orchestrator.actions.telling import Tell, silent
+from orchestrator.errors import DraftyardError, UsageError
+from orchestrator.launcher import taken_retry
+from orchestrator.recipe.fields import nearest
+from orchestrator.store.rows import Document, Kind, RunRow, State
+from orchestrator.workplace import Workplace
+from remote.spec import DFlashSpec, ScriptSpec, SmokeSpec, Spec
+
+LADDER = tuple(SmokeSpec().rungs)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    host: str
+    tree_hash: str
+    path: str
+    num_files: int
+    sent_files: int
+    sent_bytes: int
+    was_there: bool
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a launch would do, without doing it."""
+
+    host: str
+    fingerprint: str
+    verdict: gate.Verdict
+    gpus: tuple[str, ...]
+    tree_hash: str
+    num_files: int
+    repair: str  # the one command that makes what evidence lacks
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """A smoke run that was started, or None when every rung has passed for this fingerprint already."""
+
+    launched: Launched | None
+    rungs: tuple[str, ...]
+    fingerprint: str
+
+
+def deploy(places: Places, order: Order, *, tell: Tell = silent) -> Deployed:
+    """Ships the order's tree and verifies it there; writes nothing here."""
+    settled = _settled(places, order, tell)
+    with open_site(settled.host) as site:
+        done = ship_told(site, settled.tree, tell)
+    num_files = len(settled.tree.entries)
+    return Deployed(order.host, done.hash, done.path, num_files, done.sent_files, done.sent_bytes, done.was_there)
+
+
+def rehearse(places: Places, order: Order, *, rungs: Sequence[str] | None = None, tell: Tell = silent) -> Rehearsal:
+    """Looks at the host and asks the gate, as a launch would; `rungs` None means those that a launch requires."""
+    settled = _settled(places, order, tell, trains=rungs is None)
+    with open_site(settled.host) as site:
+        return _rehearsal(places, settled, site, gate.required_rungs(settled.spec) if rungs is None else rungs)
+
+
+def launch(places: Places, order: Order, *, tell: Tell = silent) -> Launched:
+    """Gate, ship, start. Raises GateRefused (exit 3) with the one command that makes the evidence."""
+    settled = _settled(places, order, tell, trains=True)
+    spec = settled.spec
+    required = Requirement(gate.required_rungs(spec), repair_command(order, spec), order.force_reason)
+    if not required.rungs:
+        tell(f"warning: {gate.UNTESTED_RECIPE}")
+    return send(places, settled, Task(Kind.TRAIN, _train_command(spec), required), tell=tell)
+
+
+def smoke(
+    places: Places,
+    order: Order,
+    *,
+    rungs: Sequence[str] = (),
+    cap_bytes: int | None = None,
+    again: bool = False,
+    tell: Tell = silent,
+) -> Climbed:
+    """Starts the rungs as a job; those that have passed for the same fingerprint are left out unless named."""
+    settled = _settled(places, order, tell)
+    wanted = wanted_rungs(settled.spec, rungs)
+    with open_site(settled.host) as site:
+        found = _rehearsal(places, settled, site, wanted, cap_bytes=cap_bytes)
+    if not rungs and not again:
+        wanted = tuple(item.rung for item in found.verdict.unmet)
+    if not wanted:
+        return Climbed(None, (), found.fingerprint)
+    task = Task(Kind.SMOKE, _ladder_command(settled.spec, wanted, cap_bytes), cap_bytes=cap_bytes)
+    return Climbed(send(places, settled, task, tell=tell), wanted, found.fingerprint)
+
+
+def smoke_script(places: Places, order: Order, content: bytes, *, name: str, tell: Tell = silent) -> Launched:
+    """Runs one script of the user's own beside the shipped tree; its time, peak and whole traceback are kept."""
+    settled = _settled(places, order, tell)
+
+    def before(site: Site, folder: str) -> None:
+        script = f"{folder}/{name}"
+        write = 'mkdir -p "$(dirname "$1")" && cat >"$1"'
+        done = site.shell.run(["sh", "-c", write, "sh", script], stdin=content)
+        if done.exit_code:
+            told = done.stderr.decode(errors="replace").strip()
+            raise DraftyardError(f"host {settled.host.name}: cannot write {script}: {told}")
+
+    def command(place: Workplace, folder: str) -> tuple[str, ...]:
+        return (place.python, "-m", "remote.rungs", folder, f"{Path(name).stem}={folder}/{name}")
+
+    return send(places, settled, Task(Kind.SCRIPT, command, before=before), tell=tell)
+
+
+def prepare(places: Places, order: Order, *, tell: Tell = silent) -> Launched:
+    """Starts the job that makes answers and hidden states in the host's cache."""
+    settled = _settled(places, order, tell)
+    _only_bundled(settled.spec, Kind.PREPARE)
+    return send(places, settled, Task(Kind.PREPARE, _trainer_command("prepare")), tell=tell)
+
+
+def evaluate(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
+    """Measures the acceptance length of a run's newest checkpoint on the host where it lies."""
+    return _beside(places, selector, Kind.EVALUATE, tell=tell)
+
+
+def export(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
+    """Writes a run's newest checkpoint as a folder that public tools load."""
+    return _beside(places, selector, Kind.EXPORT, tell=tell)
+
+
+def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
+    """A new attempt of a run that has ended, from its newest whole checkpoint, with the tree and the --gpus it had."""
+    with open_reader(places) as reader:
+        run = reader.run(selector)
+        launched = json.loads(reader.document(run.id, Document.LAUNCH) or "{}")
+    if not run.state.is_final:
+        raise DraftyardError(f"run {run.id} is {run.state}; only a run that has ended can be resumed")
+    anew = shlex.join(["draftyard", "launch", run.recipe, "-b", run.branch, "--host", run.host])
+    if run.kind != Kind.TRAIN:
+        raise DraftyardError(f"run {run.id} is a {run.kind} job; only a training can be resumed\n  start it anew")
+    if run.tree_hash is None:
+        raise DraftyardError(f"run {run.id} never got to its host; there is nothing to resume\n  start it anew: {anew}")
+    if run.state is State.SUCCEEDED and (run.step is None or run.num_steps is None or run.step >= run.num_steps):
+        raise DraftyardError(
+            f"run {run.id} has succeeded; nothing of it is left to do\n  a new run of the same: {anew}\n"
+            f"  once more all the same: draftyard mark {run.id} stopped WHY, then draftyard resume {run.id}"
+        )
+    settled = settle_stored(places, run, gpus=tuple(launched.get("named_gpus", ())))
+    return resend(places, settled, run, _train_command(settled.spec), retry=taken_retry(), tell=tell)
+
+
+def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) -> Settled:
+    """A training that lacks data is refused here, not at its end when it looks for the held-out prompts."""
+    settled = settle(places, order)
+    if trains and settled.lacking:
+        raise UsageError("\n".join(settled.lacking))
+    for name in settled.left_out:
+        add = shlex.join(["git", "add", "-f", name])
+        tell(f"warning: the recipe names {name}, which git ignores: it is not shipped; {add} ships it")
+    for line in settled.lacking:
+        tell(f"warning: {line}")
+    return settled
+
+
+def _beside(places: Places, selector: str, kind: Kind, *, tell: Tell) -> Launched:
+    """A job of its own that sees the checkpoints of another run on the same host."""
+    with open_reader(places) as reader:
+        run = reader.run(selector)
+        checkpoints = reader.checkpoints(run.id)
+    settled = settle_stored(places, run)
+    _only_bundled(settled.spec, kind)
+    if not checkpoints:
+        raise DraftyardError(f"run {run.id} has no checkpoint; there is nothing to {kind}")
+    task = Task(kind, _trainer_command(kind), before=_checkpoints_of(run), parent=run)
+    return send(places, settled, task, tell=tell)
+
+
+def _checkpoints_of(run: RunRow) -> Callable[[Site, str], None]:
+    def before(site: Site, folder: str) -> None:
+        theirs = f"{site.place.run_dir(run.id)}/checkpoints"
+        if site.shell.stat(theirs) is None:
+            raise DraftyardError(f"host {run.host} has no {theirs} any more; the checkpoints are gone")
+        link = 'mkdir -p "$1" && ln -sfn "$2" "$1/checkpoints"'
+        done = site.shell.run(["sh", "-c", link, "sh", folder, theirs])
+        if done.exit_code:
+            raise DraftyardError(f"host {run.host}: {done.stderr.decode(errors='replace').strip()}")
+
+    return before
+
+
+def _rehearsal(
+    places: Places, settled: Settled, site: Site, rungs: Sequence[str], *, cap_bytes: int | None = None
+) -> Rehearsal:
+    spec, tree, host = settled.spec, settled.tree, settled.host.name
+    with open_reader(places) as reader:
+        gpus, mark = inspect(site, settled, lambda choose: choose(reader.promised_gpus(host)), cap_bytes=cap_bytes)
+        rows = [row for row in reader.evidence(recipe=spec.recipe) if row.branch == spec.branch]
+    found = gate.verdict(rungs, rows, mark)
+    repair = repair_command(settled.order, spec)
+    return Rehearsal(host, mark.value, found, gpus, tree.hash, len(tree.entries), repair)
+
+
+def wanted_rungs(spec: Spec, named: Sequence[str]) -> tuple[str, ...]:
+    """The rungs named, or every one of the recipe. Raises UsageError for one that nobody knows, or for none."""
+    own = tuple(dict.fromkeys([*gate.required_rungs(spec), *spec.smoke.scripts]))
+    known = tuple(spec.smoke.scripts) if isinstance(spec, ScriptSpec) else tuple(dict.fromkeys([*LADDER, *own]))
+    for rung in named or own:
+        if rung not in known:
+            told = nearest(rung, list(known), "rung") if known else "smoke.scripts of the recipe names none"
+            raise UsageError(f"unknown rung {rung!r}; {told}")
+    if not (named or own):
+        raise UsageError(f"recipe {spec.recipe} names no rungs; name some under smoke.scripts, or use --script FILE")
+    return tuple(named) or own
+
+
+def _ladder_command(
+    spec: Spec, rungs: tuple[str, ...], cap_bytes: int | None
+) -> Callable[[Workplace, str], tuple[str, ...]]:
+    def command(place: Workplace, folder: str) -> tuple[str, ...]:
+        if isinstance(spec, ScriptSpec):
+            return (
+                place.python,
+                "-m",
+                "remote.rungs",
+                folder,
+                *(f"{rung}={spec.smoke.scripts[rung]}" for rung in rungs),
+            )
+        cap = ("--cap", str(cap_bytes)) if cap_bytes is not None else ()
+        return (place.python, "-m", "remote.drafter", "smoke", folder, *rungs, *cap)
+
+    return command
+
+
+def _train_command(spec: Spec) -> Callable[[Workplace, str], tuple[str, ...]]:
+    if isinstance(spec, ScriptSpec):
+        words = spec.command
+        return lambda place, _: tuple(place.python if word == "{python}" else word for word in words)
+    ranks = spec.roles.target + spec.roles.drafter
+    if ranks == 1:
+        return _trainer_command("train")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    return lambda place, folder: (place.python, *launcher, "-m", "remote.drafter", "train", folder)
+
+
+def _trainer_command(job: str) -> Callable[[Workplace, str], tuple[str, ...]]:
+    return lambda place, folder: (place.python, "-m", "remote.drafter", job, folder)
+
+
+def _only_bundled(spec: Spec, kind: Kind) -> None:
+    if not isinstance(spec, DFlashSpec):
+        raise UsageError(f"recipe {spec.recipe} runs a script of its own; {kind} is for the bundled trainer")

@@ -1,0 +1,169 @@
+"""An order: what somebody wants to run where, and everything about it that is known without a host.
+
+`settle` answers with values or with an error of exit code 2; until it has, nothing is written and
+nothing is contacted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.actions import recipes
+from orchestrator.actions.git_facts import GitFacts, git_facts
+from orchestrator.actions.history import open_reader
+from orchestrator.actions.places import Places
+from orchestrator.errors import DraftyardError, UsageError
+from orchestrator.host import Host, Hosts, read_env_file
+from orchestrator.store.filter import check_tags
+from orchestrator.store.rows import Document, RunRow
+from orchestrator.store.run_id import check_run_id
+from orchestrator.tree import Tree, bundled_tree, git_tree, left_out, with_remote
+from remote.spec import DFlashSpec, ScriptSpec, Spec, parse
+
+ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # no i, l, o, 0, 1: ids are read aloud and typed
+ID_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a person asks for on the command line or in the terminal screen."""
+
+    recipe: str
+    branch: str | None = None
+    host: str = "local"
+    overrides: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()  # index or UUID; empty: those of the host's entry, else all
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
+    force_reason: str | None = None
+    tags: tuple[str, ...] = ()
+    run_id: str | None = None  # of the run, so that a second try of the same launch finds the first
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An order with every question answered that needs no host."""
+
+    order: Order
+    spec: Spec
+    host: Host
+    tree: Tree
+    git: GitFacts
+    env: Mapping[str, str] = field(repr=False)  # the recipe's, the host's file, the order's: later ones win
+    left_out: tuple[str, ...] = ()  # files here that the recipe names and git ignores: the job will not find them
+    lacking: tuple[str, ...] = ()  # what the spec names as data and nobody has, a line each
+    recipe: Mapping[str, str] = field(default_factory=dict)  # its file here and the hash of its content
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return self.order.gpus or self.host.gpus
+
+
+def settle(places: Places, order: Order) -> Settled:
+    """Raises UsageError or RecipeError, exit 2."""
+    if order.force_reason is not None and not order.force_reason.strip():
+        raise UsageError("--force needs a reason, one sentence; it is kept with the run for ever")
+    if order.run_id is not None:
+        try:
+            check_run_id(order.run_id)
+        except DraftyardError as error:
+            raise UsageError(f"--id {error}") from error
+    check_tags(order.tags)
+    recipe, resolved = recipes.resolve(places, order.recipe, branch=order.branch, overrides=order.overrides)
+    host = find_host(places, order.host)
+    spec = resolved.spec
+    source = recipe.folder / spec.folder if isinstance(spec, ScriptSpec) else places.tree
+    tree = _trainer_tree(recipe.folder, spec) if isinstance(spec, DFlashSpec) else with_remote(git_tree(source))
+    missed = left_out(tree, source, _words(spec)) if isinstance(spec, ScriptSpec) else []
+    environment = _environment(spec, host, order)
+    lacking = tuple(f"{path}: {told}" for path, told in recipes.lacking_data(spec, recipe.folder))
+    identity = recipes.identity(recipe)
+    return Settled(order, spec, host, tree, git_facts(source), environment, tuple(missed), lacking, identity)
+
+
+def settle_stored(places: Places, run: RunRow, *, gpus: tuple[str, ...] = ()) -> Settled:
+    """The same for a run that was launched before: its own spec, with today's bundled tree where one is shipped."""
+    with open_reader(places) as reader:
+        text = reader.document(run.id, Document.SPEC)
+        launch = json.loads(reader.document(run.id, Document.LAUNCH) or "{}")
+    if not text:
+        raise DraftyardError(f"run {run.id} has no spec in the database; it cannot be started again")
+    try:
+        spec = parse(text, f"run {run.id}")
+    except (ValueError, TypeError, AttributeError) as error:  # of another version, or brought from elsewhere
+        raise DraftyardError(f"the stored spec of run {run.id} cannot be read: {error}; launch it anew") from error
+    order = Order(run.recipe, branch=run.branch, host=run.host, gpus=gpus)
+    host = find_host(places, run.host)
+    tree = bundled_tree()
+    if isinstance(spec, DFlashSpec):
+        with contextlib.suppress(UsageError):  # the recipe is gone, or another: its own data then has to be bundled
+            tree = _trainer_tree(recipes.of_run(places, run, launch).folder, spec)
+    return Settled(order, spec, host, tree, git_facts(places.tree), _environment(spec, host, order))
+
+
+def _words(spec: ScriptSpec) -> list[str]:
+    """Every word of a script's recipe that may name a file in its folder, `--config=FILE` among them."""
+    words = [*spec.command, *spec.smoke.scripts.values(), *spec.settings.values()]
+    return [*words, *(word.partition("=")[2] for word in words)]
+
+
+def _trainer_tree(folder: Path, spec: DFlashSpec) -> Tree:
+    """The bundled trainer with the data files that lie in `data/` beside the recipe."""
+    return bundled_tree(folder / "data", (spec.data.prompts, spec.data.answers, spec.data.held_out))
+
+
+def repair_command(order: Order, spec: Spec) -> str:
+    """The one command that makes the evidence a launch of this order wants; variables by name, as values may be secret."""
+    words = ["draftyard", "smoke", order.recipe, "-b", spec.branch, "--host", order.host]
+    words += [word for override in order.overrides for word in ("--set", override)]
+    words += ["--gpus", ",".join(order.gpus)] if order.gpus else []
+    words += [word for key in sorted(order.env) for word in ("--env", key)]
+    return shlex.join(words)
+
+
+def find_host(places: Places, name: str) -> Host:
+    """Contacts nothing. Raises UsageError naming the known hosts and the nearest."""
+    hosts = Hosts.load(places.hosts_file)
+    try:
+        return hosts.find(name)
+    except UsageError as error:
+        origin = places.origins.get("host", "built-in")
+        if name != places.host or origin == "built-in":
+            raise
+        raise UsageError(f"{error}\n  without --host it is the one of {origin}") from error
+
+
+def host_names(places: Places) -> list[str]:
+    """Every host that can be named. UsageError where hosts.yaml cannot be read."""
+    return Hosts.load(places.hosts_file).names()
+
+
+def new_id() -> str:
+    """Eight letters and digits, the first a letter; a beginning of four is nearly always enough."""
+    first = secrets.choice(ID_LETTERS[:23])
+    return first + "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH - 1))
+
+
+def read_env_words(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """`KEY` takes the value from this environment, `KEY=VALUE` gives it."""
+    found = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
+            raise UsageError(f"--env {key}: a name of letters, digits and _ is due")
+        if not separator and key not in environ:
+            raise UsageError(f"--env {key}: {key} is not set here; export it first, or write --env {key}=VALUE")
+        found[key] = value if separator else environ[key]
+    return found
+
+
+def _environment(spec: Spec, host: Host, order: Order) -> dict[str, str]:
+    """Later ones win: the recipe's, the host's file, the order's."""
+    from_host = read_env_file(host.env_file) if host.env_file is not None else {}
+    return {**spec.env, **from_host, **order.env}

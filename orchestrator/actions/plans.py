@@ -1,0 +1,214 @@
+"""The plan of a branch: memory from the recipe alone, held against a capacity, and time, as it was measured where
+the database knows it. No host is contacted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from orchestrator.actions.history import MEMORY_REASONS, open_reader
+from orchestrator.actions.host_facts import capacity_of
+from orchestrator.actions.places import Places
+from orchestrator.actions.recipes import Compared, resolve
+from orchestrator.actions.step_time import StepTime, bound, measured
+from orchestrator.actions.telling import Tell, silent
+from orchestrator.errors import StoreError, UsageError
+from orchestrator.recipe import Resolved
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import FailureRow, Reason, RunRow
+from remote.plan import Plan, plan
+from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switches
+from remote.spec import DFlashSpec, parse
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A branch's memory plan, and against a capacity what would fit."""
+
+    spec: DFlashSpec
+    plan: Plan
+    capacity_from: str  # who said the capacity: --gpu, a host as last seen, or nobody
+    largest: Largest | None  # the most anchors that fit at this block size
+    switches: list[Switch]  # single changes that lower the peak; what fits first where today's plan does not
+    time: StepTime | None = None  # None: neither measured nor bounded
+
+
+@dataclass(frozen=True)
+class Fits:
+    """What would fit instead of what ran out of memory."""
+
+    planned: Planned | None
+    short_bytes: int = 0  # what the run needed beyond its plan; what is offered leaves that free
+    note: str = ""  # why nothing can be planned
+
+
+class Ended(Protocol):
+    """What is known of a run that has ended: the page of a verb, the detail of a screen."""
+
+    @property
+    def run(self) -> RunRow: ...
+    @property
+    def spec(self) -> Mapping[str, Any] | None: ...
+    @property
+    def plan(self) -> Mapping[str, Any] | None: ...
+    @property
+    def failures(self) -> Sequence[FailureRow]: ...
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What the differences of two recipes do."""
+
+    name: str
+    unit: str  # bytes, flop, tokens, s
+    left: float
+    right: float
+
+
+def plan_memory(
+    places: Places,
+    word: str,
+    *,
+    branch: str | None = None,
+    overrides: Sequence[str] = (),
+    capacity_bytes: int | None = None,
+    host: str | None = None,
+    tell: Tell = silent,
+) -> Planned:
+    """Predicted memory and time of a step; the capacity is given, or that of a host's GPU as it was last seen.
+
+    A database that cannot be read leaves the time a guess, and is told.
+    """
+    spec = _dflash(resolve(places, word, branch=branch, overrides=overrides)[1])
+    told = "--gpu" if capacity_bytes is not None else "nobody"
+    device = "cuda" if capacity_bytes is not None else usual_device(spec)
+    if capacity_bytes is None and host is not None:
+        capacity_bytes, device = _seen_capacity(places, host)
+        told = f"host {host} as last seen"
+    found = _planned(spec, capacity_bytes, told, device=device)
+    time = _asked(places, lambda reader: measured(reader, spec, found.plan, host=host), tell)
+    return dataclasses.replace(found, time=time or bound(spec, found.plan))
+
+
+def _asked(places: Places, ask: Callable[[Reader], Found], tell: Tell) -> Found | None:
+    """What the database says; None, and a word of why, where it cannot be read: arithmetic needs it for nothing."""
+    try:
+        with open_reader(places) as reader:
+            return ask(reader)
+    except StoreError as error:
+        tell(f"what was measured before is not known: {error}")
+        return None
+
+
+def would_fit(places: Places, ended: Ended) -> Fits | None:
+    """What would fit instead of a run that ran out of memory: planned with the run's own spec, whatever its recipe says
+    today, against its card less what its plan had been short of. None for any other run.
+    """
+    kept = ended.plan or {}
+    if not _is_of_the_plan(ended.run.reason, str(kept.get("device"))):
+        return None
+    short_bytes = _short_bytes(ended.failures, kept)
+    try:
+        spec = parse(json.dumps(dict(ended.spec or {})), f"run {ended.run.id}")
+    except (ValueError, TypeError, AttributeError) as error:  # of another version, or brought from elsewhere
+        return Fits(None, short_bytes, f"the stored spec cannot be read: {error}")
+    if not isinstance(spec, DFlashSpec):
+        return Fits(None, short_bytes, "a script of its own has no plan")
+    capacity_bytes, told = kept.get("capacity_bytes"), "the run's own"
+    if capacity_bytes is None:
+        with suppress(UsageError):  # a host that nobody has looked at
+            capacity_bytes, told = _seen_capacity(places, ended.run.host)[0], f"host {ended.run.host} as last seen"
+    room_bytes = None if capacity_bytes is None else max(capacity_bytes - short_bytes, 0)
+    return Fits(_planned(spec, room_bytes, told, device=str(kept["device"])), short_bytes)
+
+
+def usual_device(spec: DFlashSpec) -> str:
+    """Where nobody says which: a recipe in float32 is for a processor, any other for a card."""
+    return "cpu" if spec.train.dtype == "float32" else "cuda"
+
+
+def effects(places: Places, compared: Compared, *, tell: Tell = silent) -> list[Effect]:
+    """Memory, arithmetic and time of both sides on the left one's usual device, from their plans.
+
+    A database that cannot be read leaves the times guesses, and is told. Raises UsageError for scripts of a user's own.
+    """
+    specs = [_dflash(side) for side in (compared.left, compared.right)]
+    left, right = (plan(spec, device=usual_device(specs[0])) for spec in specs)
+    stages = [
+        Effect(f"{stage.name} allocated", "bytes", stage.allocated_bytes, right.stage(stage.name).allocated_bytes)
+        for stage in left.stages
+    ]
+    return [
+        *stages,
+        Effect(f"must fit ({left.device})", "bytes", left.driver_bytes, right.driver_bytes),
+        Effect("arithmetic of a step", "flop", left.work.total, right.work.total),
+        Effect("block tokens of a step", "tokens", left.work.block_tokens, right.work.block_tokens),
+        Effect("context tokens of a step", "tokens", left.work.context_tokens, right.work.context_tokens),
+        *_time_effects(places, specs, [left, right], tell),
+    ]
+
+
+def _time_effects(places: Places, specs: Sequence[DFlashSpec], made: Sequence[Plan], tell: Tell) -> list[Effect]:
+    """Measured on both sides, or guessed on both: a measured time beside a bound would compare nothing."""
+    pairs = list(zip(specs, made, strict=True))
+    times, told = _asked(places, lambda reader: [measured(reader, *pair) for pair in pairs], tell), "measured"
+    if times is None or None in times:
+        times, told = [bound(*pair) for pair in pairs], "at least: a guess"
+    left, right = times
+    if left is None or right is None:
+        return []
+    return [
+        Effect(f"time of a step, {told}", "s", left.step_s, right.step_s),
+        Effect("time of all steps", "s", left.total_s, right.total_s),
+    ]
+
+
+def plan_body(made: Plan) -> dict[str, Any]:
+    """The plan as plain values, its sums included: what a document and the store keep."""
+    sums = {"peak_stage": made.peak.name, "driver_bytes": made.driver_bytes, "headroom_bytes": made.headroom_bytes}
+    stages = [{**dataclasses.asdict(stage), "allocated_bytes": stage.allocated_bytes} for stage in made.stages]
+    return {**dataclasses.asdict(made), "stages": stages, **sums, "verdict": made.verdict}
+
+
+def _planned(spec: DFlashSpec, capacity_bytes: int | None, told: str, *, device: str) -> Planned:
+    """The plan of a spec with what it advises."""
+    made = plan(spec, capacity_bytes=capacity_bytes, device=device)
+    if capacity_bytes is None:
+        return Planned(spec, made, told, None, switches(spec, device=device))
+    offered = nearest_fits if made.verdict == "does not fit" else switches
+    largest = largest_fit(spec, capacity_bytes=capacity_bytes, device=device)
+    return Planned(spec, made, told, largest, offered(spec, capacity_bytes=capacity_bytes, device=device))
+
+
+def _is_of_the_plan(reason: str | None, device: str) -> bool:
+    """Whether the memory that ran out is the one that the plan speaks of: a card's, or on a CPU the machine's own."""
+    return reason == Reason.GPU_OOM if device == "cuda" else device == "cpu" and reason in MEMORY_REASONS
+
+
+def _short_bytes(failures: Sequence[FailureRow], kept: Mapping[str, Any]) -> int:
+    """What the failure shows to have been needed, less what the plan said must fit; never below zero."""
+    facts = failures[0].facts if failures else {}
+    sizes = [facts.get(name) for name in ("own_use_bytes", "requested_bytes")]
+    needed_bytes = sum(size for size in sizes if isinstance(size, int))
+    return max(0, needed_bytes - int(kept.get("driver_bytes") or 0)) if None not in sizes else 0
+
+
+def _dflash(resolved: Resolved) -> DFlashSpec:
+    if not isinstance(resolved.spec, DFlashSpec):
+        raise UsageError(f"recipe {resolved.spec.recipe} runs a script of its own; a plan is for the bundled trainer")
+    return resolved.spec
+
+
+def _seen_capacity(places: Places, host: str) -> tuple[int | None, str]:
+    """Memory of the host's smallest GPU, or of the machine where it has none."""
+    with open_reader(places) as reader:
+        seen = next((row for row in reader.hosts() if row.name == host and row.facts), None)
+    if seen is None:
+        raise UsageError(f"host {host} has not been looked at yet; draftyard doctor {host} does, or give --gpu 95GiB")
+    return capacity_of(seen.facts)

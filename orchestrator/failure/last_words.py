@@ -1,0 +1,44 @@
+"""What is left to show of a bad end that no rule explains: how it ended, and what it printed last."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LAST_LINES = 20
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_CRASHED = "a crash in compiled code: PYTHONFAULTHANDLER=1 under env: shows where; compare the versions of torch and of what it loads"
+_SAID_NO_MORE = "nothing known says why; its last words are below, all of them in draftyard logs"
+_SAID_NOTHING = "nothing known says why, and it printed nothing"
+
+
+@dataclass(frozen=True)
+class LastWords:
+    message: str  # one line
+    hint: str
+    source: str  # stderr, stdout or exit file
+    text: str  # the last lines, empty where there are none
+
+
+def last_words(exit_file: Mapping[str, Any], stderr: str, stdout: str) -> LastWords | None:
+    """None where the job did not end badly."""
+    number, code = exit_file.get("signal"), exit_file.get("exit_code")
+    if number is None and isinstance(code, int) and code > 128:  # as a shell says it
+        number = code - 128
+    if not isinstance(number, int) and not (isinstance(code, int) and code != 0):
+        return None
+    source, printed = ("stderr", stderr) if stderr.strip() else ("stdout", stdout)
+    lines = printed.rstrip().splitlines()[-LAST_LINES:]
+    how = f"signal {number} ({_name(number)})" if isinstance(number, int) else f"exit status {code}"
+    hint = _CRASHED if number in _CRASHES else _SAID_NO_MORE if lines else _SAID_NOTHING
+    last = f": {lines[-1].strip()}" if lines else ""
+    return LastWords(f"{how}{last}", hint, source if lines else "exit file", "\n".join(lines))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

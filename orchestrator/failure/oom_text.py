@@ -1,0 +1,127 @@
+"""The numbers inside an out-of-memory text, in bytes: every generation of PyTorch's, and the host's.
+
+1. `(GPU 0; 11.93 GiB total capacity; 4.00 GiB already allocated; 7.33 GiB free; 179.00 KiB cached)`
+2. the same with `reserved in total by PyTorch` and advice about max_split_size_mb
+3. `GPU 0 has a total capacty of … of which … is free.` with the process list; the typo is PyTorch's own
+4. `… Including non-PyTorch memory, this process has … memory in use.`
+5. with a limit set on the process (`… allowed; …`), several other processes, private pools
+
+Names of facts end in `_bytes`. It does not decide whether a text is an out-of-memory error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_UNIT_BYTES = {
+    "bytes": 1,
+    "byte": 1,
+    "b": 1,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "tib": 1024**4,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+}
+
+_SIZE = r"(\d[\d,]*(?:\.\d+)?)\s*(bytes?|[KMGT]iB|[KMG]B|B)\b"
+
+# fact -> pattern around one size; the first that matches counts
+_PATTERNS: tuple[tuple[str, str], ...] = (
+    ("requested_bytes", rf"[Tt]ried to allocate {_SIZE}"),
+    ("requested_bytes", rf"Unable to allocate {_SIZE}"),
+    ("requested_bytes", rf"Out of memory allocating {_SIZE}"),
+    ("requested_bytes", rf"trying to allocate {_SIZE}"),
+    ("requested_bytes", rf"Failed to CUDA calloc {_SIZE}"),
+    ("total_bytes", rf"{_SIZE} total capaci?ty"),
+    ("total_bytes", rf"total capaci?ty of {_SIZE}"),
+    ("free_bytes", rf"of which {_SIZE} is free"),
+    ("free_bytes", rf"[;,(] ?{_SIZE} free"),
+    ("own_use_bytes", rf"this process has {_SIZE} memory in use"),
+    ("allowed_bytes", rf"[;,.] ?{_SIZE} allowed"),
+    ("private_pool_bytes", rf"with {_SIZE} allocated in private pools"),
+    ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch"),
+    ("allocated_bytes", rf"{_SIZE} already allocated"),
+    ("allocated_bytes", rf"allocated so far: {_SIZE}"),
+    ("idle_reserved_bytes", rf"{_SIZE} is reserved by PyTorch but unallocated"),
+    ("reserved_bytes", rf"{_SIZE} reserved in total by PyTorch"),
+    ("reserved_bytes", rf"{_SIZE} cached"),
+    ("limit_bytes", rf"limit set to: {_SIZE}"),
+)
+_COMPILED = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
+
+_GPU = re.compile(r"\bGPU (\d+)(?:;| has a total)")
+_PROCESS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
+_KERNEL = re.compile(
+    r"Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)(?:.*?total-vm:(?P<vm>\d+)kB)?(?:.*?anon-rss:(?P<rss>\d+)kB)?"
+)
+_SHARED_MEMORY = re.compile(r"Required: (\d+), Hardware limit: (\d+)")
+
+
+def size_bytes(number: str, unit: str) -> int:
+    """`11.93`, `GiB` -> bytes. PyTorch rounds to two decimals, so the last digits are not exact."""
+    return round(float(number.replace(",", "")) * _UNIT_BYTES[unit.lower()])
+
+
+def numbers(text: str) -> dict[str, Any]:
+    """Every number found: sizes, the GPU's index, other processes on the card."""
+    facts: dict[str, Any] = {}
+    for name, pattern in _COMPILED:
+        found = pattern.search(text)
+        if found is not None and name not in facts:
+            facts[name] = size_bytes(found[1], found[2])
+    gpu = _GPU.search(text)
+    if gpu is not None:
+        facts["gpu"] = int(gpu[1])
+    others = [{"pid": int(pid), "used_bytes": size_bytes(number, unit)} for pid, number, unit in _PROCESS.findall(text)]
+    if others:
+        facts["other_processes"] = others
+    return facts | _kernel_numbers(text) | _kernel_resource(text)
+
+
+def _kernel_numbers(text: str) -> dict[str, Any]:
+    """The kernel's own line about a process it killed."""
+    found = _KERNEL.search(text)
+    if found is None:
+        return {}
+    facts: dict[str, Any] = {"killed_pid": int(found["pid"]), "killed_name": found["name"]}
+    if found["rss"] is not None:
+        facts["killed_rss_bytes"] = int(found["rss"]) * 1024
+    return facts
+
+
+def _kernel_resource(text: str) -> dict[str, Any]:
+    """Shared memory of a GPU kernel, which is no VRAM."""
+    found = _SHARED_MEMORY.search(text)
+    return {} if found is None else {"required_shared_bytes": int(found[1]), "limit_shared_bytes": int(found[2])}
+
+
+def shortage(facts: Mapping[str, Any]) -> str | None:
+    """What kind of shortage the numbers show: larger_than_card, fragmentation, other_process, process_limit, full."""
+    requested, total = facts.get("requested_bytes"), facts.get("total_bytes")
+    if requested is None:
+        return None
+    if total is not None and requested > total:
+        return "larger_than_card"
+    free = facts.get("free_bytes", 0)
+    if facts.get("allowed_bytes") is not None and free >= requested:
+        return "process_limit"
+    if _idle_bytes(facts) + free >= requested:
+        return "fragmentation"
+    others = sum(process["used_bytes"] for process in facts.get("other_processes", []))
+    if free + others >= requested:
+        return "other_process"
+    return "full"
+
+
+def _idle_bytes(facts: Mapping[str, Any]) -> int:
+    """Reserved by the allocator and not in use; older texts say only the two sums."""
+    if "idle_reserved_bytes" in facts:
+        return int(facts["idle_reserved_bytes"])
+    if "reserved_bytes" in facts and "allocated_bytes" in facts:
+        return max(0, int(facts["reserved_bytes"]) - int(facts["allocated_bytes"]))
+    return 0

@@ -1,0 +1,305 @@
+"""What one exception or one line of the system's means: rules from text to a failure word.
+
+A rule looks at the class of an exception and at its message, never at a whole log, because a log may
+quote yesterday's failure. The first rule that fits counts, so look-alikes stand before what they look
+like. Texts are those of PyTorch 1.x to 2.13, CUDA, cuBLAS, cuDNN, NCCL, Triton, the Linux kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.failure import xid
+from orchestrator.failure.oom_text import numbers, shortage
+from orchestrator.store.rows import Reason
+
+EXCEPTION = "exception"  # failed by an exception that no rule knows better
+
+
+@dataclass(frozen=True)
+class Meaning:
+    kind: str  # a Reason, or EXCEPTION
+    hint: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    is_certain: bool = True
+    is_echo: bool = False  # what happens to the others after one has failed: never the first cause
+
+
+# import name -> what pip calls it, where they differ
+_DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "cv2": "opencv-python",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "bs4": "beautifulsoup4",
+    "flash_attn": "flash-attn",
+    "google.protobuf": "protobuf",
+    "dateutil": "python-dateutil",
+    "OpenSSL": "pyopenssl",
+    "dotenv": "python-dotenv",
+    "pynvml": "nvidia-ml-py",
+    "triton": "triton",
+    "sentence_transformers": "sentence-transformers",
+}
+
+_NO_MODULE = re.compile(r"No module named '?(?P<name>[\w.]+)'?")
+_NO_METADATA = re.compile(r"No package metadata was found for (?P<name>[\w.\-]+)")
+_NEEDS_LIBRARY = re.compile(r"requires the (?P<name>[\w\-]+) library but it was not found", re.IGNORECASE)
+_ADVISED = re.compile(r"pip install (?:-U |--upgrade )?[`'\"]?(?P<name>[A-Za-z][\w.\-]*)")
+_NO_LIBRARY = re.compile(r"(?P<name>lib[\w.+\-]+\.so[.\d]*): cannot open shared object file")
+
+
+def _missing(kind: str, text: str) -> Meaning | None:
+    module = _NO_MODULE.search(text) if kind.endswith(("ModuleNotFoundError", "ImportError")) else None
+    module = module or (_NO_MODULE.search(text) if "/python" in text.split(":")[0] else None)
+    if module is not None:
+        return _missing_module(module["name"])
+    library = _NO_LIBRARY.search(text)
+    if library is not None:
+        hint = f"{library['name']} is not on the host's library path; install the package that brings it, or set LD_LIBRARY_PATH"
+        return Meaning(Reason.MISSING_DEPENDENCY, hint, {"library": library["name"]})
+    package = _NO_METADATA.search(text) or _NEEDS_LIBRARY.search(text)
+    if package is None and kind.endswith(("ImportError", "PackageNotFoundError")):
+        package = _ADVISED.search(text)
+    if package is None:
+        return None
+    name = package["name"].lower()
+    return Meaning(Reason.MISSING_DEPENDENCY, _install(name), {"distribution": name, "install": f"pip install {name}"})
+
+
+def _missing_module(module: str) -> Meaning:
+    top = module.split(".")[0]
+    facts = {"module": module}
+    if top == "remote":
+        hint = "a file of the shipped tree is missing on the host; deploy the recipe again"
+        return Meaning(Reason.MISSING_DEPENDENCY, hint, facts)
+    name = _DISTRIBUTIONS.get(module) or _DISTRIBUTIONS.get(top) or top.replace("_", "-").lower()
+    return Meaning(
+        Reason.MISSING_DEPENDENCY, _install(name), {**facts, "distribution": name, "install": f"pip install {name}"}
+    )
+
+
+def _install(name: str) -> str:
+    return f"install it in the host's Python: python -m pip install {name}"
+
+
+_GPU_HINTS = {
+    "larger_than_card": "one allocation is larger than the whole card: a tensor has a shape nobody meant, or needs chunks",
+    "fragmentation": "enough is reserved but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "other_process": "another process holds the memory that is missing; free the card or choose another",
+    "process_limit": "the process reached the limit set on it, not the card's end; raise the cap or make the step smaller",
+    "full": "the card is full: fewer anchors, a smaller block, smaller loss chunks or activation checkpointing",
+}
+_GPU_HINT = "the card is full: look at who holds it, and make the step smaller"
+
+
+def _gpu_oom(text: str, level: str) -> Meaning:
+    facts = numbers(text)
+    found = shortage(facts)
+    facts |= {"level": level} | ({"shortage": found} if found else {})
+    return Meaning(Reason.GPU_OOM, _GPU_HINTS.get(found or "", _GPU_HINT), facts)
+
+
+def in_frame(found: Meaning, source: str) -> Meaning:
+    """The same, better known from the source line it was raised at.
+
+    A fused attention kernel asks for little more than its output. A large part of the card at once is asked for by the
+    math kernel that PyTorch falls back to: scores in full, grouped heads expanded, all of it in float32.
+    """
+    if found.kind != Reason.GPU_OOM or "scaled_dot_product_attention" not in source:
+        return found
+    requested, total = found.facts.get("requested_bytes", 0), found.facts.get("total_bytes", 0)
+    if not total or requested < total / 10:
+        return found
+    return replace(found, hint=_MATH_FALLBACK, facts={**found.facts, "cause": "math_fallback"})
+
+
+_MATH_FALLBACK = (
+    "attention fell back to PyTorch's math kernel, which holds all scores and expands grouped heads in float32:"
+    " drop enable_gqa or the boolean mask, or choose flex; torch.nn.attention.sdpa_kernel says why the fused ones refuse"
+)
+
+
+def _host(text: str) -> Meaning:
+    hint = (
+        "the host (or a limit set on the process) had no memory left: fewer workers, smaller batches, or a larger limit"
+    )
+    return Meaning(Reason.HOST_OOM, hint, numbers(text))
+
+
+def _maybe_host(text: str) -> Meaning:
+    hint = (
+        "killed from outside, mostly by the kernel's out-of-memory killer; `dmesg | grep -i kill` on the host says so"
+    )
+    return Meaning(Reason.HOST_OOM, hint, numbers(text), is_certain=False)
+
+
+def _cgroup(text: str) -> Meaning:
+    hint = "the container's memory limit was reached; raise it, or use fewer workers and smaller batches"
+    return Meaning(Reason.CGROUP_OOM, hint, numbers(text))
+
+
+def _shm(text: str) -> Meaning:
+    hint = "/dev/shm is full: fewer DataLoader workers, or a larger one (docker: --shm-size; lxc: a tmpfs mount)"
+    return Meaning(Reason.SHM, hint)
+
+
+def _disk(text: str) -> Meaning:
+    hint = (
+        "a disk of the host is full (space, inodes or quota): `draftyard gc` frees old trees, keep_last old checkpoints"
+    )
+    return Meaning(Reason.DISK_FULL, hint)
+
+
+def _fault(text: str) -> Meaning:
+    hint = "the card or its driver failed, not the program: `nvidia-smi` and `dmesg | grep -i xid` on the host"
+    return Meaning(Reason.GPU_FAULT, hint, xid.facts(text))
+
+
+def _xid(text: str) -> Meaning:
+    told = xid.facts(text)
+    if not told or xid.is_fault(told["xid"]):
+        return _fault(text)
+    hint = f"Xid {told['xid']} is the driver's word on a program, or news: it says nothing against the card"
+    return Meaning(EXCEPTION, hint, told, is_certain=False)
+
+
+def _echo(text: str) -> Meaning:
+    return Meaning(EXCEPTION, "an echo: another process failed first, look for its failure", is_echo=True)
+
+
+def _kernel_limit(text: str) -> Meaning:
+    hint = "a GPU kernel wants more on-chip shared memory than the card has (no VRAM is missing): smaller tiles or num_stages"
+    return Meaning(EXCEPTION, hint, numbers(text))
+
+
+def _traced_in_threads(text: str) -> Meaning:
+    hint = (
+        "a compiled model was first called by several threads at once: call it once before they start, or under a lock"
+    )
+    return Meaning(EXCEPTION, hint)
+
+
+def _cache_blocks(text: str) -> Meaning:
+    return Meaning(EXCEPTION, "the server's own budget leaves no room for its cache: raise gpu_memory_utilization")
+
+
+def _nonfinite(text: str) -> Meaning:
+    return Meaning(
+        Reason.NONFINITE, "a loss or gradient became NaN or infinite: lower lr, more warm-up, look at the last steps"
+    )
+
+
+# (classes, message, meaning): both patterns must be found; the order is the precedence.
+_ANY = r""
+_Rule = tuple[str, str, Callable[[str], Meaning]]
+_TABLE: tuple[_Rule, ...] = (
+    # the bundled trainer's ranks name the one that ended: its own words are another process's failure
+    (r"RankLost", r"\) failed: ", _echo),
+    (r"RankLost", r"is gone without a word", _maybe_host),
+    # look-alikes
+    (
+        _ANY,
+        r"out of resource: (shared memory|threads|tensor memory)|too many resources requested for launch",
+        _kernel_limit,
+    ),
+    (_ANY, r"using FX to symbolically trace a dynamo-optimized function", _traced_in_threads),
+    (_ANY, r"No available memory for the cache blocks|Free memory on device .* is less than desired", _cache_blocks),
+    # torchrun names the exit status of the rank that fell first: a kill is the cause, anything else an echo
+    (r"ChildFailedError|ProcessExitedException", r"exitcode\s*: -9|terminated with signal SIGKILL", _maybe_host),
+    # what others say after one has died
+    (
+        r"ChildFailedError|DistNetworkError|BrokenPipeError|ConnectionResetError|ProcessExitedException|SignalException",
+        r"^(?!.*out of memory)",
+        _echo,
+    ),
+    (_ANY, r"Watchdog caught collective operation timeout|Timed out initializing process group|Socket Timeout", _echo),
+    (
+        _ANY,
+        r"(?s)^(?!.*out of memory).*(ncclRemoteError|ncclSystemError|Connection (reset|closed) by (remote )?peer)",
+        _echo,
+    ),
+    (_ANY, r"remote process exited or there was a network error", _echo),
+    # shared memory before the bus error and the full disk it looks like
+    (
+        _ANY,
+        r"out of shared memory|insufficient shared memory|shared memory ?\(shm\)|unable to (write to|open|mmap .* from) file </?torch_",
+        _shm,
+    ),
+    (
+        _ANY,
+        r"/dev/shm.*(No space left|Error while creating)|creating shared memory segment|posix_fallocate failed",
+        _shm,
+    ),
+    # the card
+    (r"NonFinite", _ANY, _nonfinite),
+    (_ANY, r"(CUDA|HIP|XPU) out of memory", lambda text: _gpu_oom(text, "allocator")),
+    (
+        _ANY,
+        r"CUDA (driver )?error: out of memory|CUDA error: CUDA_ERROR_OUT_OF_MEMORY|CUDA_ERROR_OUT_OF_MEMORY",
+        lambda text: _gpu_oom(text, "driver"),
+    ),
+    (
+        _ANY,
+        r"cudaErrorMemoryAllocation|cuda runtime error \(2\)|Triton Error \[CUDA\]: out of memory",
+        lambda text: _gpu_oom(text, "driver"),
+    ),
+    (
+        _ANY,
+        r"CU(BLAS|SOLVER|DNN|SPARSE)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED",
+        lambda text: _gpu_oom(text, "library"),
+    ),
+    (_ANY, r"Cuda failure (\d+ )?'?out of memory|Failed to CUDA calloc", lambda text: _gpu_oom(text, "nccl")),
+    (
+        r"torch.*OutOfMemoryError|cupy.*OutOfMemoryError|c10::OutOfMemoryError|XlaRuntimeError",
+        r"(?i)out of memory|Tried to allocate",
+        lambda text: _gpu_oom(text, "allocator"),
+    ),
+    (_ANY, r"NVRM: Xid", _xid),
+    (
+        _ANY,
+        r"uncorrectable ECC|fallen off the bus|GPU is lost|Unable to determine the device handle|CUDA error: unspecified launch failure",
+        _fault,
+    ),
+    # the host
+    (_ANY, r"Memory cgroup out of memory|CONSTRAINT_MEMCG|slurmstepd: error: Detected \d+ oom.?kill", _cgroup),
+    (_ANY, r"Out of memory: Kill(ed)? process|oom-kill:constraint=CONSTRAINT_NONE|invoked oom-killer", _host),
+    (_ANY, r"DefaultCPUAllocator|\$ Torch: not enough memory", _host),
+    (r"(^|\.)_?(Array)?MemoryError$", _ANY, _host),
+    (_ANY, r"Cannot allocate memory|std::bad_alloc", _host),
+    (
+        _ANY,
+        r"killed by signal: Killed|exitcode: -9|exit code -9\b|Signal 9 \(SIGKILL\)|^Killed$|\d+ Killed +\S|died with <Signals\.SIGKILL",
+        _maybe_host,
+    ),
+    # disks
+    (
+        _ANY,
+        r"No space left on device|StorageFull|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+",
+        _disk,
+    ),
+)
+_RULES = tuple((re.compile(kind), re.compile(message, re.MULTILINE), mean) for kind, message, mean in _TABLE)
+
+OWN_LIMIT_HINT = (
+    "the process may allocate no more than life.memory_limit_bytes: raise it, or use fewer workers and smaller batches"
+)
+NO_SHARED_MEMORY = _shm
+CGROUP_LIMIT = _cgroup
+HOST_KILLER = _host
+FULL_DISK = _disk
+
+
+def meaning(kind: str, message: str) -> Meaning:
+    """What an exception of class `kind` with this message means; `kind` is "" for a line that is no exception."""
+    missing = _missing(kind, message)
+    if missing is not None:
+        return missing
+    for class_pattern, message_pattern, mean in _RULES:
+        if class_pattern.search(kind) and message_pattern.search(message):
+            return mean(message)
+    return Meaning(EXCEPTION, "")

@@ -1,0 +1,159 @@
+"""Reads in a run folder that was brought from elsewhere, exactly as a followed run would have been.
+
+For machines that cannot be reached: the shipped tree ran there by hand, and its run folder came on a
+disk. Importing the same folder again, or a newer copy of it, adds what is new and doubles nothing.
+Nothing in the folder is executed; liveness cannot be asked of a copy, so without an exit file the run
+counts as lost. So does one whose import was cut short: nobody follows a copy, so no row of one stays live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from orchestrator.errors import DraftyardError
+from orchestrator.follow.desk import Desk
+from orchestrator.follow.one_run import bring_in_whole, conclude
+from orchestrator.observe import Evidence, observe
+from orchestrator.shell.local import LocalShell
+from orchestrator.store.faults import told_plainly
+from orchestrator.store.rows import Document, Kind, NewRun, RunRow, State
+from orchestrator.store.run_id import check_run_id
+from orchestrator.store.writes import Store
+from remote.rundir import RunDir, read_json
+from remote.spec import ENTRIES
+
+HOST = "imported"
+CUT_SHORT = "its folder was not read to the end; import it again"
+
+
+def import_folder(store: Store, folder: Path) -> RunRow:
+    """The run of `folder`, stored. Raises DraftyardError when it is no run folder or its run is followed here."""
+    source = RunDir(folder.resolve())
+    job = read_json(source.job_json)
+    if job is None or not isinstance(job.get("run_id"), str):
+        raise DraftyardError(f"{folder} is no run folder: it has no whole job.json with a run_id")
+    new = _row(source, job)
+    seen = {attempt.number: _seen(source, attempt.number) for attempt in source.attempts()}
+    if not seen:
+        raise DraftyardError(f"{folder} has no attempt: attempts/1 is the folder of the first; copy it whole")
+    with _alone(store.logs.root / new.id):
+        run = store.create_run(new)
+        if run.host != HOST:
+            raise DraftyardError(
+                f"run {run.id} was launched from here, on host {run.host}; it is followed, not imported"
+            )
+        try:
+            _import_attempts(store, source, run, seen)
+        finally:
+            store.set_state(run.id, State.LOST, evidence=CUT_SHORT)  # where it has not ended by now
+        return store.reader.run(run.id)
+
+
+def settle(store: Store, run: RunRow) -> None:
+    """Ends an imported run that no import works on: the process that read it in was killed."""
+    with contextlib.suppress(BlockingIOError), _alone(store.logs.root / run.id, waits=False):
+        store.set_state(run.id, State.LOST, evidence=CUT_SHORT)
+
+
+@contextlib.contextmanager
+def _alone(logs: Path, *, waits: bool = True) -> Iterator[None]:
+    """No other import of the same run; the kernel gives the lock back, however its holder ends.
+
+    BlockingIOError where one is at work and it does not wait.
+    """
+    with told_plainly(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(logs, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _row(source: RunDir, job: dict[str, Any]) -> NewRun:
+    """What the folder says of its run. Raises DraftyardError where a file says what no run of ours is."""
+    kind = str(job.get("kind") or Kind.SCRIPT)
+    if kind not in list(Kind):
+        raise DraftyardError(f"{source.job_json}: kind is {kind[:64]!a}; expected one of {', '.join(Kind)}")
+    spec = read_json(source.spec_json) or {}
+    for name in spec:
+        if not _is_known_shape(name, spec[name]):
+            raise DraftyardError(f"{source.spec_json}: {name} is nothing that a spec holds there; copy the folder anew")
+    facts, train = _object(job.get("facts")), _object(spec.get("train"))
+    steps = train.get("num_steps")
+    return NewRun(
+        id=check_run_id(str(job["run_id"])),
+        kind=kind,
+        recipe=str(spec.get("recipe") or facts.get("recipe") or "unknown"),
+        branch=str(spec.get("branch") or facts.get("branch") or "unknown"),
+        host=HOST,
+        documents={Document.SPEC: json.dumps(spec)},
+        workdir=str(source.root.parent.parent),
+        num_steps=steps if isinstance(steps, int) and kind == Kind.TRAIN else None,
+        tree_hash=None if facts.get("tree") is None else str(facts["tree"]),
+        tags=tuple(str(tag) for tag in spec.get("tags") or ()),
+        why=str(spec.get("why") or ""),
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_known_shape(name: str, value: Any) -> bool:
+    """Whether a spec of some entry may hold it; a key that none knows may hold anything, as no one reads it."""
+    due = [hints[name] for hints in map(get_type_hints, ENTRIES.values()) if name in hints]
+    return not due or any(_fits(kind, value) for kind in due)
+
+
+def _fits(due: Any, value: Any) -> bool:
+    """Whether `value` is of the type `due`; keys may be missing or new, and of a closed set any word will do."""
+    origin, parts = get_origin(due), get_args(due)
+    if is_dataclass(due):
+        inner = get_type_hints(due)
+        return isinstance(value, dict) and all(_fits(inner.get(key, Any), item) for key, item in value.items())
+    if origin in (Union, UnionType):
+        return any(_fits(part, value) for part in parts)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(parts[1], item) for item in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(_fits(parts[0], item) for item in value)
+    if due is float:
+        return type(value) in (int, float)
+    return due not in (str, int, bool, type(None)) or type(value) is due
+
+
+def _import_attempts(store: Store, source: RunDir, run: RunRow, seen: dict[int, Evidence]) -> None:
+    desk = Desk(store, store.reader, time.time)
+    if run.attempt == 0 and run.state.is_final:
+        store.mark(run.id, State.PENDING, why="its folder was imported again")
+    for number, evidence in seen.items():
+        if store.reader.run(run.id).attempt < number:
+            store.new_attempt(run.id, number=number)  # the one before was judged, so it has ended
+        _import_attempt(desk, source, run.id, number, evidence)
+
+
+def _import_attempt(desk: Desk, source: RunDir, run_id: str, number: int, seen: Evidence) -> None:
+    run = desk.reader.run(run_id)
+    bring_in_whole(desk, LocalShell(), replace(run, attempt=number), seen, str(source.root))
+    if run.attempt != number:
+        return  # an older attempt of a folder imported before
+    if run.state is State.LOST and (seen.exit is not None or run.evidence == CUT_SHORT):
+        desk.store.mark(run.id, State.RUNNING, why="a newer copy of its folder was imported")
+    conclude(desk, desk.reader.run(run.id), seen)
+
+
+def _seen(source: RunDir, number: int) -> Evidence:
+    """A copy lives nowhere, and this machine's boot says nothing about it."""
+    seen = observe(LocalShell(), str(source.root), attempt=number)
+    return replace(seen, supervisor_alive=False, job_alive=False, rebooted=False, is_claimed=True)

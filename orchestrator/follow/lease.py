@@ -1,0 +1,127 @@
+"""One follower per database: the lease that makes it one, and starting it on demand.
+
+The lease is a kernel lock on runs.db.follow.lock: the kernel gives it back when its holder dies,
+however it dies. Loads nothing heavy, so any verb and the screens may ask; the follower itself is in
+`follow`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from remote.processes import ATTEMPT_MARK, RUN_DIR_MARK, RUN_MARK, read_stat
+
+LEASE_WAIT_S = 2.0  # another process may hold the lock for an instant, only to see whether it is held
+LOG_LIMIT_BYTES = 1024 * 1024
+
+
+def lock_file(db: Path) -> Path:
+    """Beside the database itself, by whatever link it is named; a circle of links is a name like another."""
+    real = Path(os.path.realpath(db))
+    return real.with_name(f"{real.name}.follow.lock")
+
+
+def is_followed(db: Path) -> bool:
+    """Whether a follower holds the lease. Costs microseconds."""
+    try:
+        descriptor = os.open(lock_file(db), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def holder_pid(db: Path) -> int | None:
+    """Who holds the lease, by the kernel's list of locks; None where it has none, or names a process we cannot see."""
+    try:
+        inode = lock_file(db).stat().st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    for words in (line.split() for line in locks):  # 1: FLOCK ADVISORY WRITE 4711 08:01:12345 0 EOF
+        if len(words) > 5 and words[3] == "WRITE" and words[5].endswith(f":{inode}") and words[4] not in ("0", "-1"):
+            return int(words[4])
+    return None
+
+
+def stopped_pid(db: Path) -> int | None:
+    """The holder, where it is stopped (SIGSTOP, a terminal's Ctrl-Z; not for a tracer): it keeps the lease and does nothing."""
+    pid = holder_pid(db)
+    found = None if pid is None else read_stat(pid)
+    return pid if found is not None and found.state == "T" else None
+
+
+@contextlib.contextmanager
+def lease(db: Path, *, wait_s: float = LEASE_WAIT_S) -> Iterator[bool]:
+    """Holds the follower's lease while inside; False when another process has it."""
+    descriptor = os.open(lock_file(db), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield _acquire(descriptor, wait_s)
+    finally:
+        os.close(descriptor)  # gives the lock back
+
+
+def _acquire(descriptor: int, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
+
+
+def ensure_follower(db: Path, *, hosts_file: Path | None = None) -> bool:
+    """Starts a follower unless one is there; True when it started one. Call it after the run's row is written.
+
+    A follower that is about to end gives its lease back first and looks once more, so a row written
+    before this call is seen either by it or by the one started here.
+    """
+    if is_followed(db):
+        return False
+    log = db.with_name(f"{db.name}.follow.log")
+    with contextlib.suppress(FileNotFoundError):  # none yet, or another verb was first
+        if log.stat().st_size > LOG_LIMIT_BYTES:
+            log.unlink()
+    argv = [sys.executable, "-m", "orchestrator.follow.follower", "--db", str(db.absolute())]
+    if hosts_file is not None:
+        argv += ["--hosts", str(hosts_file.absolute())]
+    # A shell in between leaves at once, so the follower is nobody's child and leaves no zombie here.
+    with log.open("ab") as stream:
+        subprocess.run(
+            ["sh", "-c", '"$@" &', "sh", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            cwd=db.absolute().parent,
+            env=environment(),
+            start_new_session=True,
+            check=True,
+        )
+    return True
+
+
+def environment() -> dict[str, str]:
+    """Ours, with this installation first on the path: the follower runs the code that started it.
+
+    It is nobody's job: one that a job starts must not end with that job's run.
+    """
+    here = str(Path(__file__).resolve().parents[2])
+    known = os.environ.get("PYTHONPATH")
+    marks = dict.fromkeys((RUN_MARK, RUN_DIR_MARK, ATTEMPT_MARK), "")
+    return {**os.environ, **marks, "PYTHONPATH": f"{here}{os.pathsep}{known}" if known else here}

@@ -1,0 +1,317 @@
+"""Which machines are known and how each is reached: the embedded `local`, hosts.yaml, ~/.ssh/config.
+
+    hosts:
+      gpu:                            every key is optional
+        address: 10.0.0.2             an address or an alias of ~/.ssh/config (the entry's own name by default)
+        port: 22013
+        user: root
+        jump: admin@pve:2222          jump hosts, comma between; `none` cuts what ~/.ssh/config says
+        identity: ~/.ssh/id_gpu       a key file, or a list of them
+        hop: pct:200                  pct, docker, lxc or ssh, and a name; a list goes further inwards
+        work_dir: /data/draftyard     by default ~/.local/share/draftyard there
+        python: /root/venv/bin/python
+        gpus: [5, 6, 7]               index or UUID; all by default
+        env_file: ~/.secrets/gpu.env  KEY=VALUE lines on this machine, sent as a file of mode 0600
+        host_keys: strict             or accept-new, a known-hosts file of its own, or both: `accept-new FILE`
+
+Everything here is data: nothing is contacted, and `orchestrator.shell.connect` opens the way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import glob
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import UsageError, one_line
+from orchestrator.given import read_given
+from orchestrator.nearest import listed
+from orchestrator.recipe.strict_yaml import Document, YamlFaults, parse
+
+HOP_KINDS = ("pct", "docker", "lxc", "ssh")
+
+
+@dataclass(frozen=True)
+class Hop:
+    kind: str  # pct, docker, lxc, ssh
+    name: str  # container id or name, or what the inner ssh is asked for
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    source: str  # where it is said: "built in", "hosts.yaml:3:3", "~/.ssh/config"
+    is_local: bool = False
+    address: str = ""
+    port: int | None = None
+    user: str | None = None
+    jump: str | None = None
+    identity: tuple[str, ...] = ()
+    hops: tuple[Hop, ...] = ()  # from the outside inwards
+    work_dir: str | None = None
+    python: str = "python3"
+    gpus: tuple[str, ...] = ()
+    env_file: Path | None = None
+    host_keys: str = "strict"
+    known_hosts: Path | None = None  # instead of the files of ~/.ssh/config
+    ssh_config: Path | None = None
+
+
+LOCAL = Host(name="local", source="built in", is_local=True, python=sys.executable)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Every host that can be named. `local` may be given other settings in hosts.yaml."""
+
+    by_name: dict[str, Host]
+    patterns: tuple[str, ...] = ()  # wildcards of ~/.ssh/config; a bare * makes no name known
+    ssh_config: Path | None = None
+    files: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def load(cls, hosts_file: Path | None, ssh_config: Path | None = None) -> Hosts:
+        """Missing files are no fault; UsageError names file, line and column of every other one."""
+        config = ssh_config or Path.home() / ".ssh/config"
+        words = list(_ssh_aliases(config))
+        aliases = [word for word in words if not re.search(r"[*?!]", word)]
+        known = {LOCAL.name: LOCAL}
+        shown = "~/.ssh/config" if ssh_config is None else str(ssh_config)
+        known |= {
+            name: Host(name=name, source=shown, address=name, ssh_config=ssh_config)
+            for name in aliases
+            if name != LOCAL.name
+        }
+        if hosts_file is not None and hosts_file.exists():
+            known |= _read_hosts(hosts_file, ssh_config)
+        patterns = tuple(word for word in words if re.search(r"[*?]", word) and word.strip("*") and word[0] != "!")
+        return cls(known, patterns, ssh_config, (str(hosts_file or "hosts.yaml"), shown))
+
+    def names(self) -> list[str]:
+        return list(self.by_name)
+
+    def find(self, name: str) -> Host:
+        """UsageError for a name that nobody knows, with the nearest one."""
+        if name in self.by_name:
+            return self.by_name[name]
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns) and not name.startswith("-"):
+            return Host(name=name, source=self.files[1], address=name, ssh_config=self.ssh_config)
+        near = difflib.get_close_matches(name, self.by_name, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(
+            f"unknown host {name!r}{hint}\n  known hosts: {listed(name, self.by_name)}\n"
+            f"  a host is an alias in {self.files[1]} or an entry in {self.files[0]}"
+        )
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """`KEY=VALUE` lines, `#` comments, quotes as in a shell; UsageError names the line, never the value."""
+    values: dict[str, str] = {}
+    try:
+        text = read_given(path.expanduser()).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"env file {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip().removeprefix("export ").strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        name, separator, value = stripped.partition("=")
+        if not separator or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"env file {path}:{number}: expected KEY=VALUE")
+        values[name] = _unquoted(value.strip(), f"{path}:{number}")
+    return values
+
+
+def _unquoted(value: str, where: str) -> str:
+    if value[:1] not in ("'", '"'):
+        return value
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise UsageError(f"env file {where}: {str(error).lower()}") from error
+    if len(words) != 1:
+        raise UsageError(f"env file {where}: text after the closing quote")
+    return words[0]
+
+
+# hosts.yaml ------------------------------------------------------------------------------------------
+
+
+def _read_hosts(file: Path, ssh_config: Path | None) -> dict[str, Host]:
+    try:
+        document = parse(read_given(file), str(file))
+    except YamlFaults as faults:
+        raise UsageError(str(faults)) from faults
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+    body = document.value if document.value is not None else {}
+    faults_found: list[str] = []
+    hosts: dict[str, Host] = {}
+    if not isinstance(body, dict) or set(body) - {"hosts"} or not isinstance(body.get("hosts", {}), dict | None):
+        raise UsageError(f"{document.locate(())}: expected one key, `hosts`, with an entry for each host under it")
+    for name, entry in (body.get("hosts") or {}).items():
+        host = _host(name, entry, document, faults_found)
+        hosts[name] = replace(host, ssh_config=ssh_config)
+    if faults_found:
+        raise UsageError("\n".join(map(one_line, faults_found)))
+    return hosts
+
+
+def _host(name: str, entry: Any, document: Document, faults: list[str]) -> Host:
+    where = document.keys.get(("hosts", name)) or document.locate(("hosts", name))
+    base = replace(LOCAL if name == LOCAL.name else Host(name, "", address=name), source=f"hosts.yaml:{where.line}")
+    if entry is None:
+        return base
+    if not isinstance(entry, dict):
+        faults.append(f"{where}: hosts.{name}: expected keys and values")
+        return base
+    if name != "local" and not re.fullmatch(r"[A-Za-z0-9_][\w.@:-]*", name):
+        faults.append(f"{where}: hosts.{name}: a host's name is letters, digits and . _ - only")
+    values: dict[str, Any] = {}
+    for key, value in entry.items():
+        position = document.keys.get(("hosts", name, key)) or where
+        reader = _READERS.get(key)
+        if reader is None or (name == "local" and key in _NOT_LOCAL):
+            near = difflib.get_close_matches(key, _READERS, n=1)
+            hint = f", did you mean {near[0]!r}?" if near and near[0] != key else f"; known keys: {', '.join(_READERS)}"
+            faults.append(
+                f"{position}: hosts.{name}.{key}: {'unknown key' if reader is None else 'not for `local`'}{hint}"
+            )
+            continue
+        try:
+            values |= reader(value)
+        except ValueError as error:
+            faults.append(f"{position}: hosts.{name}.{key}: {error}")
+    return replace(base, **values)
+
+
+def _text(key: str) -> Callable[[Any], dict[str, Any]]:
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, str) or not value or value.startswith("-"):
+            raise ValueError(f"is {value!r}; expected text that does not start with a dash")
+        return {key: value}
+
+    return read
+
+
+def _port(value: Any) -> dict[str, Any]:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 65535:
+        raise ValueError(f"is {value!r}; a port is a number from 1 to 65535")
+    return {"port": value}
+
+
+def _identity(value: Any) -> dict[str, Any]:
+    return {"identity": tuple(_strings(value))}
+
+
+def _hops(value: Any) -> dict[str, Any]:
+    hops = []
+    for text in _strings(value):
+        kind, separator, name = text.partition(":")
+        if kind in ("qm", "vm"):
+            raise ValueError(
+                f"is {text!r}; a virtual machine has no way in from its host: give its own address and jump:"
+            )
+        if kind not in HOP_KINDS or not separator or not re.fullmatch(r"[A-Za-z0-9_][\w.@:-]*", name):
+            raise ValueError(f"is {text!r}; expected KIND:NAME with a kind of {', '.join(HOP_KINDS)}, such as pct:200")
+        if kind == "pct" and not name.isdigit():
+            raise ValueError(f"is {text!r}; a Proxmox container is named by its number, such as pct:200")
+        hops.append(Hop(kind, name))
+    return {"hops": tuple(hops)}
+
+
+def _gpus(value: Any) -> dict[str, Any]:
+    gpus = tuple(str(item) for item in (value if isinstance(value, list) else [value]))
+    for gpu in gpus:
+        if not re.fullmatch(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+", gpu):
+            raise ValueError(f"has {gpu!r}; a GPU is an index or a UUID such as GPU-8f2c…")
+    return {"gpus": gpus}
+
+
+def _env_file(value: Any) -> dict[str, Any]:
+    return {"env_file": _file(_text("env_file")(value)["env_file"])}
+
+
+def _host_keys(value: Any) -> dict[str, Any]:
+    mode, _, file = str(value).partition(" ") if str(value).startswith("accept-new") else ("strict", "", str(value))
+    if mode not in ("strict", "accept-new"):
+        raise ValueError(f"is {value!r}; expected strict, accept-new, a file, or `accept-new FILE`")
+    if file in ("strict", ""):
+        return {"host_keys": mode}
+    if "/" not in file:
+        raise ValueError(
+            f"is {value!r}; expected strict, accept-new, a file (with a / in its path), or `accept-new FILE`"
+        )
+    return {"host_keys": mode, "known_hosts": _file(file)}
+
+
+def _file(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"is {text!r}; this machine has no such user's home folder") from error
+
+
+def _strings(value: Any) -> list[str]:
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(isinstance(item, str) and item for item in items):
+        raise ValueError(f"is {value!r}; expected text or a list of texts")
+    return items
+
+
+_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "address": _text("address"),
+    "port": _port,
+    "user": _text("user"),
+    "jump": _text("jump"),
+    "identity": _identity,
+    "hop": _hops,
+    "work_dir": _text("work_dir"),
+    "python": _text("python"),
+    "gpus": _gpus,
+    "env_file": _env_file,
+    "host_keys": _host_keys,
+}
+_NOT_LOCAL = ("address", "port", "user", "jump", "identity", "host_keys")
+
+
+# ~/.ssh/config: names only; their meaning is asked of `ssh -G` ---------------------------------------
+
+
+def _ssh_aliases(config: Path, depth: int = 0) -> Iterator[str]:
+    """The words after `Host`, through Include; a file that cannot be read has none."""
+    try:
+        lines = read_given(config).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        keyword, words = _ssh_words(line)
+        if keyword == "host":
+            yield from words
+        elif keyword == "include" and depth < 16:
+            for word in words:
+                # Relative names lie in ~/.ssh, whichever file names them.
+                place = Path.home() / ".ssh" / os.path.expanduser(word)  # noqa: PTH111  # Path's raises for unknown users
+                for included in sorted(glob.glob(str(place))):  # noqa: PTH207  # the pattern may be absolute
+                    yield from _ssh_aliases(Path(included), depth + 1)
+
+
+def _ssh_words(line: str) -> tuple[str, list[str]]:
+    found = re.match(r"\s*(\w+)\s*[=\s]\s*(.*)", line)
+    if not found:
+        return "", []
+    try:
+        return found[1].lower(), shlex.split(found[2], comments=True)
+    except ValueError:
+        return found[1].lower(), found[2].split()

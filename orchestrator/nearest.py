@@ -1,0 +1,31 @@
+"""The known words nearest to a mistyped one. Its library loads only when a word was wrong: `ls` must not pay for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from orchestrator.lazy import lazy
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = lazy("difflib")
+
+
+MAX_LISTED = 8
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """None where nothing is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return close[0] if close else None
+
+
+def listed(word: str, known: Iterable[str]) -> str:
+    """All that is known where it is little, else the few nearest and how many more: an error stays a line."""
+    names = list(known)
+    if len(names) <= MAX_LISTED:
+        return ", ".join(names)
+    close = difflib.get_close_matches(word, names, n=MAX_LISTED, cutoff=0.0)
+    return f"{', '.join(close)} and {len(names) - len(close):,} more"

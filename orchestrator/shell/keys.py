@@ -1,0 +1,138 @@
+"""Who we say we are: the keys offered to a machine, in an order that survives an agent full of keys.
+
+The identity files come first (from the agent where it holds them, so that an encrypted file needs no
+passphrase), then the agent's other keys unless IdentitiesOnly is set. A server hangs up after six
+offers; what was offered, and which file could not be read, is in the error. Nothing is asked of a person.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.auth_strategy import AuthResult, AuthSource, AuthStrategy, InMemoryPrivateKey
+from paramiko.pkey import UnknownKeyType
+
+from orchestrator.errors import HostError
+from orchestrator.given import read_given
+from orchestrator.shell.routes import Endpoint
+from orchestrator.shell.trust import fingerprint
+
+
+@dataclass(frozen=True)
+class Offer:
+    name: str
+    key: paramiko.PKey
+
+
+class Identities(AuthStrategy):
+    """Offers one key after the other until the machine takes one; HostError (auth) when none is taken."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(paramiko.SSHConfig())
+        self._endpoint = endpoint
+        self._unreadable: list[str] = []
+
+    def authenticate(self, transport: paramiko.Transport) -> AuthResult:
+        refused: list[str] = []
+        for offer in self._offers():
+            try:
+                missing = transport.auth_publickey(self._endpoint.user, offer.key)
+            except paramiko.AuthenticationException:
+                refused.append(offer.name)
+                if not transport.is_active():
+                    if len(refused) == 1:  # a server hangs up after several refusals, not before it has looked at one
+                        raise _cut(self._endpoint.label, offer.name) from None
+                    break
+                continue
+            if not missing:
+                return AuthResult(self)
+            raise HostError(
+                f"{self._endpoint.label}: took {offer.name} and wants more: {', '.join(missing)}; "
+                "draftyard answers no prompts: use a ProxyCommand or a control connection of ssh",
+                reason="auth",
+            )
+        raise HostError(self._failure(refused, hung_up=not transport.is_active()), reason="auth")
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        """For paramiko's own loop, which swallows every exception and is not used here."""
+        return (InMemoryPrivateKey(self._endpoint.user, offer.key) for offer in self._offers())
+
+    def _offers(self) -> Iterator[Offer]:
+        with_agent = paramiko.Agent()
+        try:
+            agent = {key.asbytes(): key for key in with_agent.get_keys()}
+            for file in self._endpoint.identity_files:
+                held = agent.pop(_public_blob(file), None)
+                if held is not None:
+                    yield Offer(f"{file} (agent)", held)
+                elif file.is_file():
+                    yield from self._from_file(file)
+            if not self._endpoint.identities_only:
+                for blob, key in agent.items():
+                    yield Offer(f"agent key {key.comment or fingerprint(blob)}", key)
+        finally:
+            with_agent.close()
+
+    def _from_file(self, file: Path) -> Iterator[Offer]:
+        try:
+            read_given(file)  # what is no file of a key's size is refused before it is read without bound
+            key = paramiko.PKey.from_path(file)
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            paramiko.SSHException,
+            UnknownKeyType,
+            UnsupportedAlgorithm,
+        ) as error:
+            self._unreadable.append(f"{file} cannot be read: {_why(file, error)}")
+            return
+        yield Offer(str(file), key)
+
+    def _failure(self, refused: list[str], *, hung_up: bool) -> str:
+        lines = [f"{self._endpoint.label}: let in with none of the keys"]
+        lines += [f"  refused: {name}" for name in refused]
+        lines += [f"  {line}" for line in self._unreadable]
+        if not refused and not self._unreadable:
+            files = ", ".join(str(file) for file in self._endpoint.identity_files) or "no IdentityFile"
+            lines.append(f"  none was found: no key in the agent (SSH_AUTH_SOCK), and not one of {files}")
+        if hung_up:
+            lines.append(
+                "  it hung up after too many offers: set IdentityFile and IdentitiesOnly yes for it in ~/.ssh/config"
+            )
+        lines.append(f"  does this work: ssh -o BatchMode=yes {self._endpoint.name} true")
+        return "\n".join(lines)
+
+
+def _cut(label: str, offered: str) -> HostError:
+    return HostError(
+        f"{label}: the connection was lost while {offered} was offered; is the line bad, "
+        "or does its sshd hang up at a first refusal (MaxAuthTries 1)?"
+    )
+
+
+def _public_blob(file: Path) -> bytes:
+    """The public half beside an identity file; empty when there is none."""
+    public = file if file.suffix == ".pub" else file.with_name(file.name + ".pub")
+    try:
+        return base64.b64decode(read_given(public).decode("utf-8").split()[1])
+    except (OSError, ValueError, IndexError):
+        return b""
+
+
+def _why(file: Path, error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    content = read_given(file)
+    if isinstance(error, TypeError | paramiko.PasswordRequiredException):
+        return "it has a passphrase; add it to the agent: ssh-add"
+    if content and not content.endswith(b"\n"):
+        return "no trailing newline (was it pasted?)"
+    if b"\r\n" in content:
+        return "it has Windows line ends"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,1 @@
+"""runs.db and logs/ beside it: tables, migrations, writes (sqlmodel) and reads (sqlite3 alone)."""

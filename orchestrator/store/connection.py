@@ -1,0 +1,85 @@
+"""The one connection of a reader: opened read-only, opened anew once a database is there, its faults said plainly.
+
+A database that does not exist yet reads as an empty one. It knows no table: what is asked is the business of
+`reads`, `selection`, `acceptance` and `names`.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import StoreError
+from orchestrator.store import migrations
+from orchestrator.store.faults import told_plainly
+
+
+class ReadConnection:
+    """Asks one database. Threads may share it."""
+
+    def __init__(self, path: Path, *, busy_timeout_s: float = migrations.BUSY_TIMEOUT_S) -> None:
+        self.path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._generation = 0
+        self._is_empty = True
+        with told_plainly(path):
+            self._sqlite = self._open()
+
+    def close(self) -> None:
+        self._sqlite.close()
+
+    def all(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+        """Every row of the answer, by number and by name. Raises StoreError."""
+        with self.sqlite() as connection:
+            return connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def sqlite(self) -> Iterator[sqlite3.Connection]:
+        """The connection itself, for what is shared with the writing half. Raises StoreError."""
+        with told_plainly(self.path):
+            yield self._sqlite
+
+    def data_version(self) -> int:
+        """A number that changes when anybody else has committed, or has made the database; asking costs microseconds."""
+        with told_plainly(self.path):
+            if self._is_empty and _is_there(self.path):
+                self._sqlite.close()
+                self._sqlite = self._open()
+        return self._generation << 32 | int(self.all("PRAGMA data_version")[0][0])
+
+    def wait_at_most(self, busy_timeout_s: float) -> None:
+        """How long each question from now on may wait for whoever has locked the database."""
+        self._busy_timeout_s = max(0.0, busy_timeout_s)
+        self.all(f"PRAGMA busy_timeout = {math.ceil(self._busy_timeout_s * 1000)}")
+
+    def _open(self) -> sqlite3.Connection:
+        self._generation += 1
+        self._is_empty = not _is_there(self.path)
+        if self._is_empty:
+            connection = sqlite3.connect(":memory:", check_same_thread=False)
+            connection.row_factory = sqlite3.Row
+            connection.executescript(migrations.schema_sql())
+            return connection
+        connection = migrations.connect(self.path, readonly=True, busy_timeout_s=self._busy_timeout_s)
+        try:
+            stale = migrations.needs_migration(connection, self.path)
+        except (sqlite3.DatabaseError, StoreError):
+            connection.close()
+            raise
+        if stale:
+            migrations.migrate(self.path)
+        connection.row_factory = sqlite3.Row
+        return connection
+
+
+def _is_there(path: Path) -> bool:
+    """Raises OSError where nobody can tell (a circle of links, say): what cannot be looked at is not an empty one."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True

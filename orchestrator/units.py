@@ -1,0 +1,109 @@
+"""Durations and sizes as people write them, to plain numbers.
+
+Durations: `90`, `90s`, `2h30m`, `1d`, `500ms`. Sizes: `95GiB` (powers of 1024) and `95GB` (powers
+of 1000) are different; a bare `2G` is refused because it could be either.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+BYTES: dict[str, int] = {"B": 1} | {
+    f"{prefix}{suffix}": int(base**power)
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("iB", 1024), ("B", 1000))
+}
+
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|d|h|m|s)")
+LARGEST_BYTES = 2**62  # what a database holds, with room
+LONGEST_S = 1e11  # 3,000 years: no calendar here goes further
+LARGEST_MEASURE = 1e150  # ranges, sums and products of what is smaller are finite
+
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds. Raises ValueError that says what to write."""
+    stripped = text.strip()
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", stripped):
+        return _at_most(LONGEST_S, float(stripped), text)
+    parts = _DURATION_PART.findall(stripped)
+    units = [unit for _, unit in parts]
+    ordered = sorted(set(units), key=list(SECONDS).index) == units
+    if not parts or not ordered or _DURATION_PART.sub("", stripped).strip():
+        raise ValueError(f"is {text!r}; write a duration such as 90s, 45m, 2h30m or 1d")
+    return _at_most(LONGEST_S, sum(float(number) * SECONDS[unit] for number, unit in parts), text)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes. Raises ValueError that says what to write."""
+    found = _NUMBER_AND_UNIT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"is {text!r}; write a size such as 512MiB, 95GiB or 2GB")
+    number, unit = found[1], found[2]
+    known = {name.lower(): name for name in BYTES}.get(unit.lower() or "b")
+    if known is None:
+        letter = unit[:1].upper()
+        if len(unit) == 1 and letter in "KMGT":
+            binary, decimal = BYTES[f"{letter}iB"], BYTES[f"{letter}B"]
+            raise ValueError(
+                f"is {text!r}, which could be either; write {number}{letter}iB (times {binary}) or {number}{letter}B (times {decimal})"
+            )
+        raise ValueError(f"is {text!r}; the unit {unit!r} is unknown; known units are {', '.join(BYTES)}")
+    return round(_at_most(LARGEST_BYTES, float(number) * BYTES[known], text))
+
+
+def _at_most(limit: float, number: float, text: str) -> float:
+    if number > limit:
+        raise ValueError(f"is {text[:40]!r}, which is larger than {limit:.3g}; nothing here is")
+    return number
+
+
+def is_measurable(number: float) -> bool:
+    """Finite, and small enough to be drawn and averaged; a larger one is told as it stands, as infinity is."""
+    return abs(number) <= LARGEST_MEASURE
+
+
+def format_size(size_bytes: float) -> str:
+    """`17.25 GiB`, `60.0 KiB`, `90 B`: the largest unit of which there is a tenth, GiB at most, as memory is told in it."""
+    for unit, places in (("GiB", 2), ("MiB", 1), ("KiB", 1)):
+        if abs(size_bytes) >= BYTES[unit] / 10:
+            return f"{size_bytes / BYTES[unit]:.{places}f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """`1 host`, `2,000 hosts`, `2 processes`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def duration(seconds: float | None) -> str:
+    """As it is read: 0.4 s, 42 s, 3 min 05 s, 2 h 12 min, 5 d 3 h, 7 d."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    hours = whole % 86400 // 3600
+    return f"{whole // 86400} d" + (f" {hours} h" if hours else "")
+
+
+def format_duration(seconds: float) -> str:
+    """As it is typed: `2h30m`, `51s`, `0.25s`, at most two parts."""
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    parts: list[tuple[int, str]] = []
+    rest = round(seconds)
+    for unit in ("d", "h", "m", "s"):
+        count, rest = divmod(rest, int(SECONDS[unit]))
+        if count or parts:
+            parts.append((count, unit))
+    return "".join(f"{count}{unit}" for count, unit in parts[:2] if count)

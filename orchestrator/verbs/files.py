@@ -1,0 +1,100 @@
+"""`pull`, `import` and `reset-term`: files brought here, and a terminal put right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.actions.log_text import inert
+from orchestrator.lazy import lazy
+from orchestrator.units import counted
+from orchestrator.verbs.frame import Terminal, verb
+from orchestrator.verbs.words import gib, state_cell
+from orchestrator.verbs.words_typed import RUN, TypedPath
+
+if TYPE_CHECKING:
+    from orchestrator.actions import bringing, pulling
+    from orchestrator.actions.pulling import Pulled
+else:
+    bringing = lazy("orchestrator.actions.bringing")
+    pulling = lazy("orchestrator.actions.pulling")
+
+# Mouse reports off, bracketed paste off, main screen, cursor visible, attributes off.
+RESET = "\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1049l\x1b[?25h\x1b[0m"
+
+
+@verb(
+    "pull",
+    exits=("0", "1", "2", "4", "5"),
+    examples=[
+        "draftyard pull @last",
+        "draftyard pull k7f3 --checkpoints best --to /data/drafters",
+        "draftyard pull k7f3 --artifacts",
+    ],
+)
+@click.argument("selector", metavar="RUN", type=RUN)
+@click.option(
+    "--checkpoints",
+    "which",
+    type=click.Choice(["last", "best", "all"]),
+    default="last",
+    show_default=True,
+    help="Which ones; an export has one drafter.",
+)
+@click.option(
+    "--artifacts", is_flag=True, help="Instead, what each attempt left: memory snapshots, answers, an export."
+)
+@click.option(
+    "--to",
+    type=TypedPath(file_okay=False),
+    default=Path("pulled"),
+    show_default=True,
+    help="The folder they go below.",
+)
+def pull(terminal: Terminal, selector: str, *, which: str, artifacts: bool, to: Path) -> None:
+    """Bring a run's checkpoints here, the drafter that an export wrote, or whatever its attempts left.
+
+    What an earlier pull brought is not sent again, and every file is verified.
+    """
+    if artifacts:
+        found = pulling.pull_artifacts(terminal.places, selector, to=to, tell=terminal.say)
+    else:
+        found = pulling.pull(terminal.places, selector, which=which, to=to, tell=terminal.say)
+    if terminal.wants_json:
+        terminal.document(**{"artifacts" if artifacts else "checkpoints": found})
+    else:
+        terminal.lines(_pulled(item) for item in found)
+
+
+def _pulled(item: Pulled) -> str:
+    what = "exported drafter" if item.step is None else f"step {item.step}"
+    what = what if item.attempt is None else f"artifacts of attempt {item.attempt}"
+    there = f"{item.num_there} of {counted(item.num_files, 'file')} were there already"
+    told = f"; nothing had to be fetched: {there}" if item.num_there == item.num_files else f"; {there}"
+    return f"{item.folder}  {what}, {counted(item.num_files, 'file')}, {gib(item.size_bytes)}{told if item.num_there else ''}"
+
+
+@verb("import", examples=["draftyard import /media/disk/runs/k7f3abcd", "draftyard import ./k7f3abcd --json"])
+@click.argument("folder", type=TypedPath(exists=True, file_okay=False))
+def import_run(terminal: Terminal, folder: Path) -> None:
+    """Read in a run folder brought from elsewhere; again, or a newer copy, adds only what is new."""
+    run = bringing.bring_in(terminal.places, folder)
+    if terminal.wants_json:
+        terminal.document(run=run)
+    else:
+        terminal.lines([f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}"])
+
+
+@verb("reset-term", exits=("0",), examples=["draftyard reset-term", "draftyard reset-term && draftyard watch"])
+def reset_term(terminal: Terminal) -> None:
+    """Put the terminal right after a screen was killed: mouse reports, pasted text, cursor, colours."""
+    if terminal.wants_json:
+        terminal.document(reset=sys.stdout.isatty())
+    elif sys.stdout.isatty():
+        click.echo(RESET, nl=False, color=True)
+
+
+VERBS = {"pull": pull, "import": import_run, "reset-term": reset_term}

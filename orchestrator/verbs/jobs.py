@@ -1,0 +1,342 @@
+"""`deploy`, `smoke`, `launch`, `prepare`, `evaluate`, `export`, `resume`: jobs, as words."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator import gate
+from orchestrator.actions import files, history
+from orchestrator.actions.log_text import inert
+from orchestrator.errors import GateRefused, UsageError
+from orchestrator.given import read_bounded, read_given
+from orchestrator.lazy import lazy
+from orchestrator.store.rows import State
+from orchestrator.units import counted
+from orchestrator.verbs.exits import SCHEMA_VERSION
+from orchestrator.verbs.frame import Terminal, verb
+from orchestrator.verbs.life import ENDS, wait_shown
+from orchestrator.verbs.measured import ladder
+from orchestrator.verbs.page import next_steps, run_page
+from orchestrator.verbs.table import pairs
+from orchestrator.verbs.words import gib, state_cell
+from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, RUN, SIZE
+
+if TYPE_CHECKING:
+    from orchestrator.actions import jobs, life, order
+    from orchestrator.actions.order import Order
+    from orchestrator.actions.sending import Launched
+else:
+    jobs = lazy("orchestrator.actions.jobs")
+    life = lazy("orchestrator.actions.life")
+    order = lazy("orchestrator.actions.order")
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+STARTS = ("0", "1", "2", "4")
+
+
+def order_options(function: Callable[..., None]) -> Callable[..., None]:
+    """RECIPE and the options that make an Order; the verb receives `order`."""
+    decorators: list[Decorator] = [
+        click.argument("recipe", metavar="RECIPE", type=RECIPE),
+        click.option(
+            "-b",
+            "--branch",
+            metavar="BRANCH",
+            type=BRANCH_NAME,
+            help="A branch of the recipe (default: its default branch).",
+        ),
+        click.option("--host", metavar="HOST", type=HOST, help="Where (default: the setting `host`, else local)."),
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value; repeatable."),
+        click.option(
+            "--gpus", metavar="LIST", help="GPUs by index or UUID, comma between (default: the host's entry)."
+        ),
+        click.option(
+            "--env",
+            "env_words",
+            multiple=True,
+            metavar="KEY[=VALUE]",
+            help="A variable for the job; KEY alone takes yours.",
+        ),
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
+    """`more`: what only a launch may be told, by the names of Order."""
+    if any("=" in word for word in words["env_words"]):
+        terminal.say(
+            "warning: a value on the command line is seen by everybody on this machine; --env KEY takes it from yours"
+        )
+    return order.Order(
+        recipe=words["recipe"],
+        branch=words["branch"],
+        host=words["host"] or terminal.places.host,
+        overrides=words["overrides"],
+        gpus=tuple(gpu.strip() for gpu in words["gpus"].split(",")) if words["gpus"] else (),
+        env=order.read_env_words(words["env_words"], os.environ),
+        **more,
+    )
+
+
+@verb(
+    "deploy",
+    exits=STARTS,
+    examples=["draftyard deploy smollm2", "draftyard deploy qwen3.6-27b -b ddtree --host gpu --json"],
+)
+@order_options
+def deploy(terminal: Terminal, **words: Any) -> None:
+    """Ship a recipe's tree to a host and verify it there; what is there already is not sent again."""
+    done = jobs.deploy(terminal.places, make_order(terminal, words), tell=terminal.say)
+    if terminal.wants_json:
+        terminal.document(deployed=done)
+        return
+    sent = (
+        "every file was there already"
+        if done.was_there
+        else f"sent {done.sent_files} of {counted(done.num_files, 'file')}, {gib(done.sent_bytes)}"
+    )
+    terminal.lines([f"{done.host}:{done.path}", f"tree {done.tree_hash[:16]}, verified; {sent}"])
+
+
+@verb(
+    "smoke",
+    exits=(*STARTS, "10", "11", "12", "13"),
+    examples=[
+        "draftyard smoke smollm2",
+        "draftyard smoke qwen3.6-27b -b ddtree --host gpu fwd_bwd",
+        "draftyard smoke smollm2 --script check.py",
+    ],
+)
+@order_options
+@click.argument("rungs", nargs=-1, metavar="[RUNG]…")
+@click.option("--script", metavar="FILE", help="Run a test script of your own instead; - reads it from stdin.")
+@click.option("--cap", "cap_bytes", type=SIZE, help="Cap the memory a GPU job may take, such as 95GiB.")
+@click.option("--again", is_flag=True, help="Also the rungs that have passed for the same fingerprint.")
+@click.option("--detach", is_flag=True, help="Start them and return; `wait` and `show` tell the rest.")
+def smoke(
+    terminal: Terminal,
+    rungs: tuple[str, ...],
+    script: str | None,
+    *,
+    cap_bytes: int | None,
+    again: bool,
+    detach: bool,
+    **words: Any,
+) -> None:
+    """Climb the smoke ladder: short, hard tests that make the evidence a launch wants.
+
+    Each rung runs in its own process on the worst batch the recipe allows. Rungs that have passed for
+    exactly the same fingerprint are left out, unless named or with --again.
+    """
+    asked = make_order(terminal, words)
+    if script is not None:
+        content, name = _script(script)
+        started = jobs.smoke_script(terminal.places, asked, content, name=name, tell=terminal.say)
+    else:
+        climbed = jobs.smoke(terminal.places, asked, rungs=rungs, cap_bytes=cap_bytes, again=again, tell=terminal.say)
+        if climbed.launched is None:
+            _nothing_to_climb(terminal, asked, climbed.fingerprint)
+            return
+        started = climbed.launched
+    _ended_or_detached(terminal, started, detach=detach)
+
+
+@verb(
+    "launch",
+    exits=("0", "1", "2", "3", "4", *ENDS[4:]),
+    examples=[
+        "draftyard launch smollm2 --follow",
+        "draftyard launch qwen3.6-27b -b ddtree --host gpu --gpus 5,6,7 --set loss.gamma=8",
+    ],
+)
+@order_options
+@click.option("--dry-run", is_flag=True, help="Look at the host, ask the gate, and start nothing.")
+@click.option(
+    "--force", "force_reason", metavar="REASON", help="Go past the gate; the reason is kept with the run for ever."
+)
+@click.option("-f", "--follow", is_flag=True, help="Stay and show progress; the outcome is the exit code.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="A tag for the run; repeatable.")
+@click.option("--id", "run_id", metavar="ID", help="The run's id: said again, a launch finds the run it has started.")
+def launch(
+    terminal: Terminal,
+    *,
+    dry_run: bool,
+    force_reason: str | None,
+    follow: bool,
+    tags: tuple[str, ...],
+    run_id: str | None,
+    **words: Any,
+) -> None:
+    """Start a recipe's branch on a host, if the smoke ladder has passed for exactly what would run.
+
+    The run goes on when this terminal closes. Without evidence: exit 3, and the one command that makes it.
+    """
+    asked = make_order(terminal, words, force_reason=force_reason, tags=tags, run_id=run_id)
+    if dry_run:
+        _rehearsal(terminal, asked)
+        return
+    started = jobs.launch(terminal.places, asked, tell=terminal.say)
+    if started.unmet:
+        terminal.say("\n  ".join(["forced past the gate:", *gate.explain(started.unmet)]))
+    _ended_or_detached(terminal, started, detach=not follow)
+
+
+@verb(
+    "prepare",
+    exits=(*STARTS, *ENDS[4:]),
+    examples=["draftyard prepare smollm2", "draftyard prepare qwen3.6-27b -b ddtree --host gpu --detach"],
+)
+@order_options
+@click.option("--detach", is_flag=True, help="Start it and return.")
+def prepare(terminal: Terminal, *, detach: bool, **words: Any) -> None:
+    """Make a recipe's answers and hidden states in the host's cache, so that training finds them there."""
+    started = jobs.prepare(terminal.places, make_order(terminal, words), tell=terminal.say)
+    _ended_or_detached(terminal, started, detach=detach)
+
+
+@verb(
+    "evaluate",
+    exits=(*STARTS, "5", *ENDS[4:]),
+    examples=["draftyard evaluate @last", "draftyard evaluate k7f3 --detach --json"],
+)
+@click.argument("selector", metavar="RUN", type=RUN)
+@click.option("--detach", is_flag=True, help="Start it and return.")
+def evaluate(terminal: Terminal, selector: str, *, detach: bool) -> None:
+    """Measure the acceptance length of a run's newest checkpoint by really decoding, on its host."""
+    _ended_or_detached(terminal, jobs.evaluate(terminal.places, selector, tell=terminal.say), detach=detach)
+
+
+@verb(
+    "export",
+    exits=(*STARTS, "5", *ENDS[4:]),
+    examples=["draftyard export @last", "draftyard export k7f3 --metrics csv --to metrics.csv"],
+)
+@click.argument("selector", metavar="RUN", type=RUN)
+@click.option(
+    "--metrics", "form", type=click.Choice(["csv", "jsonl"]), help="Its metrics instead, from the database here."
+)
+@click.option("--to", metavar="FILE", help="Where the metrics go (default: stdout).")
+@click.option("--detach", is_flag=True, help="Start it and return.")
+def export(terminal: Terminal, selector: str, *, form: str | None, to: str | None, detach: bool) -> None:
+    """Write a run's newest checkpoint on its host as a folder that public tools load, or its metrics here."""
+    if form is None:
+        if to is not None:
+            raise UsageError("--to goes with --metrics; a drafter is written on its host")
+        _ended_or_detached(terminal, jobs.export(terminal.places, selector, tell=terminal.say), detach=detach)
+        return
+    if to is None:
+        if terminal.wants_json and form == "csv":
+            raise UsageError("--metrics csv prints no JSON; --metrics jsonl does, or --to FILE writes the CSV")
+        version = SCHEMA_VERSION if terminal.wants_json else None
+        terminal.lines(files.metric_lines(terminal.places, selector, form, version=version))
+        return
+    num_values = files.write_metrics(terminal.places, selector, form, to=Path(to))
+    if terminal.wants_json:
+        terminal.document(file=to, num_values=num_values)
+    else:
+        terminal.lines([f"{to}: {counted(num_values, 'value')}"])
+
+
+@verb(
+    "resume", exits=(*STARTS, "5", *ENDS[4:]), examples=["draftyard resume @failed", "draftyard resume k7f3 --follow"]
+)
+@click.argument("selector", metavar="RUN", type=RUN)
+@click.option("-f", "--follow", is_flag=True, help="Stay and show progress; the outcome is the exit code.")
+def resume(terminal: Terminal, selector: str, *, follow: bool) -> None:
+    """Start a new attempt of a run that has ended, from its newest whole checkpoint."""
+    _ended_or_detached(terminal, jobs.resume(terminal.places, selector, tell=terminal.say), detach=not follow)
+
+
+def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -> None:
+    if detach:
+        if terminal.wants_json:
+            terminal.document(run=started.run_id, attempt=started.attempt, host=started.host, run_dir=started.run_dir)
+            return
+        terminal.lines([started.run_id])
+        terminal.say(
+            f"it runs on {started.host}; draftyard watch {started.run_id}, or draftyard logs {started.run_id} -f"
+        )
+        return
+    terminal.say(f"run {started.run_id} on {started.host}; Ctrl-C leaves it going")
+    run = wait_shown(terminal, started.run_id)
+    page = history.show(terminal.places, run.id)
+    if terminal.wants_json:
+        terminal.document(**vars(page))
+    elif run.kind in ("smoke", "script"):
+        terminal.lines(
+            [
+                *ladder(page, terminal.width or 100),
+                "",
+                f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}",
+                *([] if run.state is State.SUCCEEDED else ["", *next_steps(page)]),
+            ]
+        )
+    else:
+        terminal.lines(run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s))
+    raise click.exceptions.Exit(life.outcome_code(run))
+
+
+def _nothing_to_climb(terminal: Terminal, asked: Order, fingerprint: str) -> None:
+    if terminal.wants_json:
+        terminal.document(run=None, fingerprint=fingerprint, skipped=True)
+        return
+    again = shlex.join(
+        ["draftyard", "launch", asked.recipe, *(["-b", asked.branch] if asked.branch else []), "--host", asked.host]
+    )
+    terminal.lines([f"every rung has passed for this fingerprint already ({fingerprint})"])
+    terminal.say(f"next: {again}    (--again climbs them once more)")
+
+
+def _rehearsal(terminal: Terminal, asked: Order) -> None:
+    """Ends as the launch would: with exit 3 and the repair where the gate is shut."""
+    found = jobs.rehearse(terminal.places, asked, tell=terminal.say)
+    is_forced = asked.force_reason is not None
+    is_open = found.verdict.is_allowed or is_forced
+    if terminal.wants_json:
+        terminal.document(rehearsal=found, allowed=found.verdict.is_allowed)
+        raise click.exceptions.Exit(0 if is_open else GateRefused.exit_code)
+    rungs = [("rungs", line) for line in gate.explain(found.verdict.rungs)]
+    items = [("host", found.host), ("GPUs", ", ".join(found.gpus) or "none"), ("fingerprint", found.fingerprint)]
+    items.append(("tree", f"{found.tree_hash[:16]}, {counted(found.num_files, 'file')}"))
+    items.append(("gate", _gate_word(found.verdict, is_forced=is_forced)))
+    terminal.lines(pairs([*items, *rungs]))
+    if not is_open:
+        terminal.say(f"  repair: {found.repair}")
+        raise click.exceptions.Exit(GateRefused.exit_code)
+
+
+def _gate_word(verdict: gate.Verdict, *, is_forced: bool) -> str:
+    if verdict.is_allowed:
+        return "open" if verdict.rungs else f"open: {gate.UNTESTED_RECIPE}"
+    return "shut, and forced" if is_forced else "shut: a launch would be refused"
+
+
+def _script(word: str) -> tuple[bytes, str]:
+    """Content and file name; raises UsageError when there is no such file."""
+    path = Path(word)
+    try:
+        if word == "-":
+            return read_bounded(sys.stdin.buffer, "stdin"), "script.py"
+        return read_given(path), path.name
+    except OSError as error:
+        raise UsageError(f"--script {word} cannot be read: {error.strerror}") from error
+
+
+VERBS = {
+    "deploy": deploy,
+    "smoke": smoke,
+    "launch": launch,
+    "prepare": prepare,
+    "evaluate": evaluate,
+    "export": export,
+    "resume": resume,
+}

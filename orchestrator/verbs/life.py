@@ -1,0 +1,102 @@
+"""`wait` and `stop`: a run's life. Both show progress while they wait for the follower's word."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.actions.log_text import inert
+from orchestrator.lazy import lazy
+from orchestrator.store.rows import RunRow
+from orchestrator.verbs.frame import Terminal, verb
+from orchestrator.verbs.progress import Progress
+from orchestrator.verbs.words import state_cell
+from orchestrator.verbs.words_typed import DURATION, RUN
+
+if TYPE_CHECKING:
+    from orchestrator.actions import life
+else:
+    life = lazy("orchestrator.actions.life")
+
+ENDS = ("0", "2", "5", "6", "10", "11", "12", "13")
+SELECTOR = click.argument("selector", metavar="RUN", type=RUN)
+
+
+@verb("wait", exits=ENDS, examples=["draftyard wait @last", "draftyard wait k7f3 --timeout 30m --json"])
+@SELECTOR
+@click.option(
+    "--timeout", "timeout_s", type=DURATION, help="Give up waiting after this long (exit 6); the run goes on."
+)
+def wait(terminal: Terminal, selector: str, timeout_s: float | None) -> None:
+    """Wait until a run ends. Its outcome is the exit code. Ctrl-C ends the waiting, not the run."""
+    run = wait_shown(terminal, selector, timeout_s=timeout_s)
+    if terminal.wants_json:
+        terminal.document(run=run)
+    else:
+        terminal.lines([f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}"])
+    raise click.exceptions.Exit(life.outcome_code(run))
+
+
+@verb("stop", exits=("0", "1", "2", "5", "6"), examples=["draftyard stop @last", "draftyard stop k7f3 --now"])
+@SELECTOR
+@click.option(
+    "--grace", "grace_s", type=DURATION, help="Time between the polite signal and the kill (default: the recipe's)."
+)
+@click.option("--now", is_flag=True, help="No grace: kill at once.")
+@click.option("--timeout", "timeout_s", type=DURATION, help="Give up waiting after this long (exit 6); the wish stays.")
+@click.option("--no-wait", is_flag=True, help="Leave the wish and return; do not wait for the end.")
+def stop(
+    terminal: Terminal, selector: str, *, grace_s: float | None, now: bool, timeout_s: float | None, no_wait: bool
+) -> None:
+    """Stop a run and wait until its processes are gone and its GPUs are free.
+
+    Of a run that has ended, the retry that was to come is called off.
+    """
+    began_s = time.monotonic()
+    done = life.stop(terminal.places, selector, grace_s=0.0 if now else grace_s, timeout_s=timeout_s)
+    run = done.run
+    if not no_wait:
+        run = wait_shown(terminal, run.id, timeout_s=timeout_s, since_s=began_s)
+    if terminal.wants_json:
+        terminal.document(run=run, has_called_off_retry=done.has_called_off_retry)
+    elif done.has_called_off_retry:
+        terminal.lines([f"{run.id}  its retry is called off; it stays {state_cell(run).text}: {inert(run.evidence)}"])
+    elif no_wait:
+        terminal.lines([f"{run.id}  will be stopped; `draftyard wait {run.id}` says when"])
+    else:
+        terminal.lines([f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}"])
+
+
+def wait_shown(
+    terminal: Terminal, run_id: str, *, timeout_s: float | None = None, since_s: float | None = None
+) -> RunRow:
+    """Waits with progress on stderr; Ctrl-C says how to come back. `since_s`: monotonic; None: from now on."""
+    progress = Progress(terminal)
+    try:
+        return life.wait(terminal.places, run_id, timeout_s=timeout_s, since_s=since_s, on_moment=progress.moment)
+    except KeyboardInterrupt:
+        progress.end()
+        program = as_typed()
+        ways = (f"{program} watch {run_id}", f"{program} logs {run_id} -f", f"{program} wait {run_id}")
+        terminal.say("\n  ".join(["the run goes on; come back with one of:", *ways]))
+        raise
+    finally:
+        progress.end()
+
+
+def as_typed() -> str:
+    """What calls this program in the shell it came from: its path from here, where it is not on PATH."""
+    here = Path(sys.argv[0])
+    if here.name != "draftyard" or shutil.which("draftyard") is not None:
+        return "draftyard"
+    inside = here.absolute().is_relative_to(Path.cwd())
+    return shlex.quote(str(here.absolute().relative_to(Path.cwd()) if inside else here.absolute()))
+
+
+VERBS = {"wait": wait, "stop": stop}

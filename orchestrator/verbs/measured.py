@@ -1,0 +1,259 @@
+"""What a job measured, as sections of a run's page: the smoke ladder, memory against the plan, speed, acceptance."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.actions.history import RunPage
+from orchestrator.actions.log_text import inert
+from orchestrator.actions.rungs import peak_bytes, seconds_of
+from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
+from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow
+from orchestrator.units import duration
+from orchestrator.verbs.table import Cell, Column, heading, pairs, table
+from orchestrator.verbs.words import gib, metric, number
+
+if TYPE_CHECKING:
+    from orchestrator.store.acceptance import Decoded
+
+
+def ladder(page: RunPage, width: int) -> list[str]:
+    """The rungs of a smoke run as they were climbed; then predicted and measured memory by stage."""
+    cells = [_rung(row) for row in page.rungs]
+    names = [name for name in cells[0] if any(row[name] != "-" for row in cells)] if cells else []
+    columns = [Column(name, is_number=name not in ("rung", "outcome")) for name in names]
+    told = [f"{row.rung}: {row.message}" for row in page.rungs if row.message]
+    rows = [[row[name] for name in names] for row in cells]
+    lines = [heading("Smoke ladder"), *table(columns, rows, width=width), *_whole_time(page), *told]
+    peaks = memory(page, width)
+    return [*lines, "", *peaks] if peaks else lines
+
+
+def memory(page: RunPage, width: int) -> list[str]:
+    """Peaks by stage of the newest attempt beside the plan's; kinds of peak are never mixed, empty columns left out."""
+    predicted = {str(stage.get("name")): stage.get("allocated_bytes") for stage in page.plan.get("stages", [])}
+    peaks = [peak for peak in _highest(page) if peak.stage in predicted or not page.rungs]
+    if not peaks:
+        return []
+    cells = [
+        {
+            "stage": peak.stage,
+            "where": "host" if peak.gpu is None else f"GPU {peak.gpu}",
+            "predicted": gib(predicted.get(peak.stage)),
+            "allocated": gib(peak.allocated_bytes),
+            "unexplained": _unexplained(predicted.get(peak.stage), peak.allocated_bytes),
+            "reserved": gib(peak.reserved_bytes),
+            "driver": gib(peak.driver_bytes),
+        }
+        for peak in peaks
+    ]
+    names = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
+    columns = [Column(name, is_number=name not in ("stage", "where")) for name in names]
+    of = f" of attempt {page.run.attempt}" if len(page.attempts) > 1 else ""
+    return [
+        heading(f"Memory peaks{of}"),
+        *table(columns, [[row[name] for name in names] for row in cells], width=width),
+    ]
+
+
+def evaluations(page: RunPage, width: int) -> list[str]:
+    """The newest evaluation: each way of decoding with its interval, then what the trained drafter is worth."""
+    if not page.evaluations:
+        return []
+    newest = page.evaluations[-1]
+    rows = [row for row in page.evaluations if (row.attempt, row.step) == (newest.attempt, newest.step)]
+    known = [row for row in rows if _real(row.values, "acceptance_length") is not None]
+    lines = [heading("Acceptance, tokens a round" + (f" at step {newest.step}" if newest.step is not None else ""))]
+    if known:
+        columns = [
+            Column("decoded by"), Column("accepted", is_number=True), Column("95 %", is_number=True),
+            Column("speed", is_number=True), Column("95 %", is_number=True), Column("as plain", is_number=True), Column("ties", is_number=True),
+            Column("wrong", is_number=True),
+        ]  # fmt: skip
+        lines += table(columns, [_way(row) for row in known], width=width)
+        if newest.protocol.get("device") == "cpu":
+            lines.append("speed on a processor says little: look at the tokens a round")
+    lines += [text for row in known for text in _gains(row)]
+    lines += [line for row in rows if row not in known for line in _other(row)]
+    return [*lines, *_protocol(newest)]
+
+
+def worth(decoded: Sequence[Mapping[str, Decoded]], run_ids: Sequence[str], *, width: int | None) -> list[str]:
+    """Decoded acceptance of each run by way; those measured by another protocol than the first are marked, not ranked."""
+    ways = list(dict.fromkeys(way for run in decoded for way in run))
+    if not ways:
+        return []
+    others: set[str] = set()
+    rows = []
+    for way in ways:
+        first = next(run[way] for run in decoded if way in run)
+        row = [way]
+        for run in decoded:
+            differs = way in run and sorted(_differing(first.protocol, run[way].protocol))
+            others.update(differs or ())
+            row.append((_spanned(run[way]) + ("*" if differs else "")) if way in run else "-")
+        rows.append(row)
+    columns = [Column("decoded by"), *(Column(run_id, is_number=True) for run_id in run_ids)]
+    note = [f"* measured with another {', '.join(sorted(others))}: not to be compared"] if others else []
+    return [heading("Acceptance, tokens a round [95 %]"), *table(columns, rows, width=width), *note]
+
+
+def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
+
+
+def _spanned(seen: Decoded) -> str:
+    mean = f"{seen.mean:.2f}"
+    return mean if seen.low is None or seen.high is None else f"{mean} [{seen.low:.2f}, {seen.high:.2f}]"
+
+
+def speed(told: Sequence[Throughput], *, width: int | None) -> list[str]:
+    """Of each run one sentence: its speed beside the baseline's and the parts of a step that make the difference."""
+    if not told:
+        return []
+    reports = min(item.here.num_reports for item in told)
+    lines = [inert(f"{item.here.run_id}: {item.sentence}" if len(told) > 1 else item.sentence) for item in told]
+    return [
+        heading(f"Throughput, means of the newest {reports} reports"),
+        *(part for line in lines for part in (textwrap.wrap(line, width, break_on_hyphens=False) if width else [line])),
+    ]
+
+
+def speeds(told: Sequence[Throughput], *, width: int | None) -> list[str]:
+    """Of several runs a table, the first run on top: rates, then where the seconds of a step go; of machines what differs."""
+    if not told or told[0].there is None:
+        return []
+    steps = [told[0].there, *(item.here for item in told)]
+    timed = [name for name in PARTS if all(name in step.parts_s for step in steps)]
+    columns = [Column("run"), *(Column(name, is_number=True) for name in ("tokens/s", "a step"))]
+    columns += [Column(name, is_number=True) for name in (*(PARTS[name] for name in timed), "not timed")]
+    rows = [_speed_row(step, timed) for step in steps]
+    differing = [
+        inert(f"{item.here.run_id}: {name} {ours}, there {theirs}")
+        for item in told
+        for name, ours, theirs in item.machine
+    ]
+    reports = min(step.num_reports for step in steps)
+    return [heading(f"Speed, means of the newest {reports} reports"), *table(columns, rows, width=width), *differing]
+
+
+def _speed_row(step: MeanStep, timed: Sequence[str]) -> list[str]:
+    seconds = [step.parts_s[name] for name in timed]
+    rest_s = max(0.0, step.step_s - sum(seconds))
+    cells = [step.step_s, *seconds, rest_s]
+    return [step.run_id, number(round(step.block_tokens_per_s, 1)), *(metric("step_s", value) for value in cells)]
+
+
+def fact(name: str, value: Any) -> str:
+    """A value of an event as text: units by the end of its name, lists joined."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return metric(name, value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {fact(str(key), item)}" for key, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(fact(name, item) for item in value)
+    return str(value)
+
+
+def _whole_time(page: RunPage) -> list[str]:
+    """A rung's time is its own work: processes start and models are loaded beside it."""
+    known_s = [item.duration_s for item in page.attempts if item.duration_s is not None]
+    return [f"with every start and load: {duration(known_s[-1])}"] if known_s and page.run.state.is_final else []
+
+
+def _rung(row: EvidenceRow) -> dict[str, str | Cell]:
+    values = row.values
+    return {
+        "rung": row.rung,
+        "outcome": Cell("passed", colour="green") if row.passed else Cell("FAILED", colour="red"),
+        "time": duration(seconds_of(values)),
+        "peak": gib(peak_bytes(values)),
+        **{name: number(_real(values, name)) for name in ("loss", "accuracy", "streak")},
+    }
+
+
+def _highest(page: RunPage) -> list[MemoryPeakRow]:
+    """Of each stage and place the highest allocated peak, over every rung, rank and repetition of the newest attempt."""
+    found: dict[tuple[str, int | None], MemoryPeakRow] = {}
+    for peak in page.peaks:
+        key = (peak.stage, peak.gpu)
+        if peak.attempt == page.run.attempt and (peak.allocated_bytes or 0) >= (
+            found[key].allocated_bytes or 0 if key in found else 0
+        ):
+            found[key] = peak
+    return list(found.values())
+
+
+def _unexplained(predicted: int | None, measured: int | None) -> str:
+    if predicted is None or measured is None:
+        return "-"
+    difference = measured - predicted
+    return ("+" if difference >= 0 else "-") + gib(abs(difference))
+
+
+def _way(row: EvaluationRow) -> list[str | Cell]:
+    protocol, values = row.protocol, row.values
+    budget = f" of {protocol['budget']}" if protocol.get("budget") else ""
+    name = f"{protocol.get('drafter', '')} {protocol.get('method', '')}{budget}".strip()
+    wrong = _real(values, "mismatches")
+    return [
+        name,
+        f"{_real(values, 'acceptance_length') or 0:.2f}",
+        _interval(values, "acceptance_length"),
+        f"x{values['speed_up']:.2f}" if isinstance(values.get("speed_up"), float) else "-",
+        _interval(values, "speed_up"),
+        number(_real(values, "texts_equal")),
+        number(_real(values, "near_ties")),
+        Cell(number(wrong), colour="red" if wrong else None),
+    ]
+
+
+def _gains(row: EvaluationRow) -> list[str]:
+    """`trained chain over untrained: +0.71 [0.52, 0.91]`."""
+    told = []
+    for name, other in (("over_untrained", "the untrained drafter"), ("over_chain", "the chain")):
+        gain = _real(row.values, name)
+        if gain is not None:
+            what = f"{row.protocol.get('drafter', '')} {row.protocol.get('method', '')}".strip()
+            told.append(f"{what} over {other}: {gain:+.2f} tokens a round {_interval(row.values, name)}")
+    return told
+
+
+def _other(row: EvaluationRow) -> list[str]:
+    """Values that are no way of decoding with a drafter: the plain decode, estimates; an interval beside its mean."""
+    values = row.values
+    bounds = {f"{name}{end}" for name in values for end in ("_low", "_high")}
+    told = [
+        (name.replace("_", " "), f"{fact(name, value)} {_interval(values, name)}".removesuffix(" -"))
+        for name, value in values.items()
+        if name not in bounds
+    ]
+    return [f"{row.protocol.get('method', 'also')}:", *pairs(told, indent=2)] if told else []
+
+
+def _real(values: Mapping[str, Any], name: str) -> float | None:
+    """What a job reported under the name, where that is a number."""
+    value = values.get(name)
+    return value if isinstance(value, (int, float)) else None
+
+
+def _interval(values: Mapping[str, Any], name: str) -> str:
+    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+    return f"[{low:.2f}, {high:.2f}]" if isinstance(low, float) and isinstance(high, float) else "-"
+
+
+def _protocol(row: EvaluationRow) -> list[str]:
+    """How it was measured: rows of different protocols are not comparable."""
+    told = row.protocol
+    if not told:
+        return []
+    names = ("temperature", "max_tokens", "num_degenerate", "dtype", "device")
+    others = [f"{name.replace('_', ' ')} {fact(name, told[name])}" for name in names if name in told]
+    prompts = f"{told.get('num_prompts', '?')} prompts of {told.get('prompts', '?')}"
+    return [f"measured on {', '.join([prompts, *others])}"]

@@ -1,0 +1,275 @@
+"""The page of one run as text: what `show` prints. Sections appear when they have something to say."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
+from orchestrator.actions.log_text import inert
+from orchestrator.actions.wishes import kill_in_s
+from orchestrator.store.rows import FailureRow, RunRow, State
+from orchestrator.units import duration
+from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
+from orchestrator.verbs.table import Column, heading, pairs, table
+from orchestrator.verbs.words import ago, clock, gib, grace_left, metric, number, state_cell
+
+
+def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = False) -> list[str]:
+    """Every section, or the failure alone with its whole traceback and numbers."""
+    head = _head(page.run)
+    if only_failure:
+        told = [line for failure in page.failures for line in _failure(failure, is_whole=True)]
+        return [*head, "", *(told or ["no failure is recorded for this run"])]
+    sections = [
+        _standing(page, now_s),
+        _failures(page),
+        ladder(page, width) if page.rungs else [],
+        _metrics(page, width),
+        [*speed([page.throughput] if page.throughput else [], width=width), *_no_speed(page)],
+        evaluations(page, width),
+        [] if page.rungs else memory(page, width),
+        _checkpoints(page),
+        _attempts(page, width),
+        _provenance(page),
+        next_steps(page),
+    ]
+    return [*head, *(line for section in sections if section for line in ["", *section])]
+
+
+def _head(run: RunRow) -> list[str]:
+    title = heading(f"{run.id}  {run.recipe}, branch {run.branch}, on {run.host}")
+    return [title, *([inert(run.why)] if run.why else [])]
+
+
+def _standing(page: RunPage, now_s: float) -> list[str]:
+    run = page.run
+    step = "" if run.step is None else f", step {run.step}" + (f" of {run.num_steps}" if run.num_steps else "")
+    items = [
+        ("state", state_cell(run).text + step + (f", {run.stage}" if run.stage and not run.state.is_final else ""))
+    ]
+    items.append(("because", run.evidence or "-"))
+    if run.unreachable_since_s is not None and not run.state.is_final:
+        items.append(("unreachable", f"since {clock(run.unreachable_since_s)}; the run itself may well go on"))
+    items.append(("kind", run.kind + (f" of run {run.parent_run}" if run.parent_run else "")))
+    items.append(("launched", f"{clock(run.created_s)} ({ago(run.created_s, now_s)})"))
+    if run.started_s is not None:
+        items.append(
+            ("lasted", _lasted(page)) if run.state.is_final else ("runs for", duration(max(now_s - run.started_s, 0)))
+        )
+    left = _time_left(page)
+    if left is not None:
+        items.append(("time left", f"about {duration(left)}"))
+    items += [("wish", f"{intent.kind}, asked {ago(intent.asked_s, now_s)}") for intent in page.intents]
+    left_s = kill_in_s(run, page.intents, page.spec, now_s)
+    if left_s is not None:
+        items.append(("grace", f"what still lives is {grace_left(left_s)}"))
+    items += [
+        ("progress", f"{row.what}: {number(row.done)} of {number(row.total)} {row.unit}")
+        for row in _live_progress(page)
+    ]
+    optional = (("forced", run.forced_reason), ("tags", ", ".join(run.tags)), ("note", run.note))
+    return pairs(items + [(name, text) for name, text in optional if text]) + _unread(page)
+
+
+def _unread(page: RunPage) -> list[str]:
+    """What the job wrote and nobody could read: never silently dropped."""
+    lines = sum(attempt.num_bad_lines for attempt in page.attempts)
+    unknown = sum(attempt.num_unknown_events for attempt in page.attempts)
+    told = [f"{lines:,} {'line' if lines == 1 else 'lines'} that could not be read"] if lines else []
+    told += [f"{unknown:,} {'event' if unknown == 1 else 'events'} of a kind unknown here"] if unknown else []
+    if not told:
+        return []
+    run = page.run
+    where = f"{run.host}:{run.workdir}/runs/{run.id}/attempts/" if run.workdir else "its folder's attempts/"
+    oddities = [item for item in page.events if item.kind in ("bad_line", "unknown")]
+    newest = [f"the newest: {inert(oddities[-1].writer)}, {inert(oddities[-1].text)}"] if oddities else []
+    return [click.style(f"left out: {', '.join(told)}; see events.*.jsonl in {where}", fg="yellow"), *newest]
+
+
+def _lasted(page: RunPage) -> str:
+    """All attempts together, by the host's monotonic clock where it is known: wall clocks jump."""
+    run, known_s = page.run, [item.duration_s for item in page.attempts if item.duration_s is not None]
+    if known_s:
+        in_attempts = f" in {len(known_s)} attempts" if len(known_s) > 1 else ""
+        return f"{duration(sum(known_s))}{in_attempts}"
+    return duration(max((run.ended_s or 0) - (run.started_s or 0), 0)) if run.started_s else "-"
+
+
+def _failures(page: RunPage) -> list[str]:
+    """The first cause of the newest failed attempt in full; `--oom` has the echoes."""
+    if not page.failures or page.failures[0].attempt != page.run.attempt:
+        return []
+    lines = _failure(page.failures[0], is_whole=True)
+    if len(page.failures) > 1:
+        lines.append(f"{len(page.failures) - 1} more recorded: draftyard show {page.run.id} --oom")
+    elif page.run.reason in MEMORY_REASONS and page.spec.get("entry") == "dflash":  # of a script nothing is predicted
+        lines.append(f"what would fit: draftyard show {page.run.id} --oom")
+    return lines
+
+
+def _failure(failure: FailureRow, *, is_whole: bool) -> list[str]:
+    where = [f"stage {failure.stage}"] if failure.stage else []
+    where += [f"step {failure.step}"] if failure.step is not None else []
+    facts = dict(failure.facts)
+    match facts.get("frame"):
+        case {"file": str(file), "line": int(line)} if (
+            failure.traceback
+        ):  # which has the whole path and the source line
+            where.append(f"{file.rpartition('/')[2]}:{line}")
+            del facts["frame"]
+    items = [
+        ("what", failure.message),
+        ("hint", failure.hint),
+        ("where", ", ".join([*where, f"attempt {failure.attempt}"])),
+    ]
+    items += [("told by", failure.source), *((name, fact(name, value)) for name, value in facts.items())]
+    lines = [heading(f"Failure: {failure.kind}"), *pairs([(name, text) for name, text in items if text])]
+    return lines + (
+        ["", *map(inert, failure.traceback.rstrip().splitlines())] if is_whole and failure.traceback else []
+    )
+
+
+def _metrics(page: RunPage, width: int) -> list[str]:
+    if not page.series:
+        return []
+    columns = [
+        Column("metric", gives_way=True, least=12),
+        *(Column(name, is_number=True) for name in ("last", "min", "max", "at step")),
+    ]
+    shown = page.series[:14]
+    rows: list[list[str]] = [
+        [
+            row.name,
+            metric(row.name, row.last_value),
+            metric(row.name, row.min_value),
+            metric(row.name, row.max_value),
+            str(row.last_step),
+        ]
+        for row in shown
+    ]
+    nans = [f"{row.name}: {row.num_nan} of {row.num_values} values are nan" for row in page.series if row.num_nan]
+    more = len(page.series) - len(shown)
+    rest = [f"{more} more: draftyard metrics {page.run.id}"] if more else []
+    return [heading("Metrics"), *table(columns, rows, width=width), *nans, *rest]
+
+
+def _no_speed(page: RunPage) -> list[str]:
+    return [click.style(inert(page.no_throughput), fg="yellow")] if page.no_throughput else []
+
+
+def _checkpoints(page: RunPage) -> list[str]:
+    if not page.checkpoints:
+        return []
+    newest = page.checkpoints[-1]
+    root = f"{page.run.workdir}/runs/{page.run.id}/" if page.run.workdir else ""
+    rows = [
+        (f"step {row.step}", f"{gib(row.size_bytes)}{'  best' if row.is_best else ''}") for row in page.checkpoints[-5:]
+    ]
+    of = f", the newest {len(rows)} of {len(page.checkpoints)}" if len(rows) < len(page.checkpoints) else ""
+    return [heading(f"Checkpoints{of}"), *pairs(rows), f"newest on {page.run.host}: {root}{newest.path}"]
+
+
+def _attempts(page: RunPage, width: int) -> list[str]:
+    if len(page.attempts) < 2:
+        return []
+    columns = [
+        Column("attempt", is_number=True),
+        Column("state"),
+        Column("steps"),
+        Column("lasted", is_number=True),
+        Column("because", gives_way=True),
+    ]
+    rows = [
+        [
+            str(row.number),
+            str(row.state),
+            f"{row.first_step or '-'} … {row.last_step or '-'}",
+            duration(row.duration_s),
+            row.evidence,
+        ]
+        for row in page.attempts
+    ]
+    return [heading("Attempts"), *table(columns, rows, width=width)]
+
+
+def _provenance(page: RunPage) -> list[str]:
+    run = page.run
+    git = (run.git_commit or "")[:12] + (" with uncommitted edits" if run.git_dirty else "")
+    items = [("tree", (run.tree_hash or "")[:16]), ("git", git), ("fingerprint", run.fingerprint or "")]
+    if run.kind == "export" and run.state is State.SUCCEEDED:
+        items.append(("exported", f"{run.host}:{run.workdir}/runs/{run.id}/{exported_path(run)}"))
+    items.append(("folder", f"{run.host}:{run.workdir}/runs/{run.id}" if run.workdir else ""))
+    untold = () if page.spec.get("entry") == "dflash" else ("versions",)  # of libraries that a script may not use
+    items += [(name.replace("_", " "), fact(name, value)) for name, value in page.launch.items() if name not in untold]
+    told = pairs([(name, text) for name, text in items if text and text != "-"])
+    return [heading("Provenance"), *told] if told else []
+
+
+def next_steps(page: RunPage) -> list[str]:
+    """What a person may type now, as lines of their own."""
+    run = page.run
+    if not run.state.is_final:
+        commands = [f"draftyard logs {run.id} -f", f"draftyard watch {run.id}", f"draftyard stop {run.id}"]
+    elif run.state is State.SUCCEEDED and run.kind == "train":
+        named = " loss" if any(row.name == "loss" for row in page.series) else ""
+        metrics = [f"draftyard metrics {run.id}{named}"] if page.series else []
+        commands = [f"draftyard watch {run.id}", *metrics, f"draftyard logs {run.id}"]
+        if page.checkpoints and page.spec.get("entry") == "dflash":  # a script's checkpoints are its own business
+            commands += [f"draftyard evaluate {run.id}", f"draftyard export {run.id}"]
+        commands.append("draftyard ls")
+    elif run.state is State.SUCCEEDED and run.kind == "export":
+        commands = [f"draftyard pull {run.id}", *_loading(f"pulled/{run.id}/export", page.spec)]
+    elif run.state is State.SUCCEEDED:
+        commands = [f"draftyard logs {run.id}"]
+    else:
+        has_begun = run.attempt > 0
+        can_resume = has_begun and run.kind == "train"
+        commands = [f"draftyard logs {run.id}"] if has_begun else []
+        commands += (
+            [f"draftyard resume {run.id}    # the same values, from its newest checkpoint"] if can_resume else []
+        )
+        commands += _anew(page)
+    return [heading("Next"), *(f"  {command}" for command in commands)]
+
+
+def _anew(page: RunPage) -> list[str]:
+    """The command that started it, for who wants to change something first."""
+    run, verb = page.run, {"train": "launch", "smoke": "smoke", "prepare": "prepare"}.get(page.run.kind)
+    if verb is None:
+        return []
+    overrides = [word for item in page.launch.get("overrides") or () for word in ("--set", str(item))]
+    words = ["draftyard", verb, run.recipe, "-b", run.branch, "--host", run.host, *overrides]
+    return [f"{shlex.join([inert(word) for word in words])}    # anew; --set KEY=VALUE changes a value"]
+
+
+def _loading(folder: str, spec: Mapping[str, Any]) -> list[str]:
+    """What loads a pulled drafter: z-lab's package; a server, where the target is a folder that servers read."""
+    lines = ["pip install dflash    # where the drafter is to be loaded, with torch and transformers"]
+    lines += [f"""python -c "from dflash import DFlashDraftModel; DFlashDraftModel.from_pretrained('{folder}')\""""]
+    match spec:
+        case {"target": {"source": str(source)}, "drafter": {"block_size": int(size)}} if ":" not in source:
+            config = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": size - 1})
+            lines.append(shlex.join(["vllm", "serve", inert(source), "--speculative-config", config]))
+    return lines
+
+
+def _live_progress(page: RunPage) -> list[Any]:
+    if page.run.state.is_final:
+        return []
+    newest = [row for row in page.progress if row.attempt == page.run.attempt][:1]
+    return [row for row in newest if row.total is None or row.done < row.total]
+
+
+def _time_left(page: RunPage) -> float | None:
+    run = page.run
+    if run.state.is_final or run.step is None or not run.num_steps or run.step >= run.num_steps:
+        return None
+    step_s = page.throughput.here.step_s if page.throughput else None
+    if step_s is None:  # a job that tells no rates
+        step_s = next((row.last_value for row in page.series if row.name == "step_s"), None)
+    return None if step_s is None else step_s * max(run.num_steps - run.step, 0)

@@ -1,0 +1,115 @@
+"""Progress on stderr: one live line on a terminal, plain lines elsewhere, nothing under --quiet.
+
+It appears after two seconds: what is quicker than that needs no bar.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.actions.log_text import inert
+from orchestrator.store.rows import RunRow
+from orchestrator.units import duration
+from orchestrator.verbs.frame import Terminal
+from orchestrator.verbs.table import cut
+from orchestrator.verbs.words import grace_left, number
+
+if TYPE_CHECKING:
+    from orchestrator.actions.life import Moment
+
+SILENT_S = 2.0
+PLAIN_LINE_EVERY_S = 10.0
+BAR_WIDTH = 20
+
+
+class Progress:
+    """`show` a text as often as you like; it decides what a person sees of it."""
+
+    def __init__(self, terminal: Terminal, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_live = sys.stderr.isatty() and terminal.has_colour
+        self._is_quiet = terminal.is_quiet
+        self._width = terminal.width or 100
+        self._clock = clock
+        self._began_s = clock()
+        self._last_s = self._began_s - PLAIN_LINE_EVERY_S
+        self._last_stage = self._last_text = ""
+        self._is_drawn = False
+
+    def show(self, text: str, *, stage: str = "") -> None:
+        """`stage`: a new one is always worth a plain line."""
+        now_s = self._clock()
+        if self._is_quiet or now_s - self._began_s < SILENT_S:
+            return
+        text = inert(text)
+        if self._is_live:
+            click.echo(f"\r\x1b[2K{cut(text, self._width - 1)}", err=True, nl=False, color=True)
+            self._is_drawn = True
+        elif stage != self._last_stage or (text != self._last_text and now_s - self._last_s >= PLAIN_LINE_EVERY_S):
+            click.echo(text, err=True)
+            self._last_s, self._last_stage, self._last_text = now_s, stage, text
+
+    def moment(self, moment: Moment) -> None:
+        """A run as it stands."""
+        self.show(moment_text(moment), stage=moment.run.stage or str(moment.run.state))
+
+    def end(self) -> None:
+        """Leaves a clean line for whatever comes next."""
+        if self._is_drawn:
+            click.echo("\r\x1b[2K", err=True, nl=False, color=True)
+            self._is_drawn = False
+
+
+def moment_text(moment: Moment) -> str:
+    """`training  213/400 [#####     ]  mean loss 2.314  1,020 block tokens/s  left 1 min 05 s`, means of the newest steps;
+    of a run that has ended its last loss."""
+    run = moment.run
+    where = run.stage or str(run.state).replace("_", " ")
+    if moment.kill_in_s is not None:
+        where = f"stopping{', ' + run.stage if run.stage else ''}: {grace_left(moment.kill_in_s)} unless it ends before"
+    if run.unreachable_since_s is not None:
+        where += ", host unreachable"
+    if moment.kill_in_s is not None:
+        return where
+    row = moment.progress
+    # While it trains, the steps are the progress; in every other stage it is what the job last said.
+    if row is not None and row.total and row.done < row.total and (run.step is None or run.stage != "training"):
+        return f"{where}  {row.what} {bar(row.done, row.total)} {number(row.done)}/{number(row.total)} {row.unit}"
+    if run.step is None or not run.num_steps or (run.step >= run.num_steps and run.stage not in (None, "training")):
+        return where
+    return "  ".join([f"{where}  {run.step}/{run.num_steps} {bar(run.step, run.num_steps)}", *_numbers(moment)])
+
+
+def bar(done: float, total: float | None) -> str:
+    share = min(max(done / total, 0.0), 1.0) if total else 0.0
+    filled = round(share * BAR_WIDTH)
+    return f"[{'#' * filled}{' ' * (BAR_WIDTH - filled)}]"
+
+
+def _numbers(moment: Moment) -> list[str]:
+    run, recent = moment.run, moment.recent
+    values, what = (moment.last, "") if run.state.is_final else (recent, "mean ")
+    told = [f"{what}{name} {number(values[name])}" for name in ("loss", "streak") if name in values]
+    if "block_tokens_per_s" in recent:
+        told.append(f"{number(recent['block_tokens_per_s'])} block tokens/s")
+    step_s = recent.get("step_s", _mean_step_s(run))
+    if (
+        step_s is not None
+        and run.step is not None
+        and run.num_steps
+        and run.step < run.num_steps
+        and not run.state.is_final
+    ):
+        told.append(f"left {duration(step_s * (run.num_steps - run.step))}")
+    return told
+
+
+def _mean_step_s(run: RunRow) -> float | None:
+    """For a job that does not time its steps, by the host's clock."""
+    if not run.step or run.started_s is None or run.last_event_s is None:
+        return None
+    return (run.last_event_s - run.started_s) / run.step

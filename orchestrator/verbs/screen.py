@@ -1,0 +1,47 @@
+"""`watch`: opens the terminal screen. Nothing of it is loaded before that."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from orchestrator.errors import UsageError
+from orchestrator.lazy import lazy
+from orchestrator.verbs.frame import Terminal, verb
+from orchestrator.verbs.words_typed import RUN
+
+screen = lazy("tui.app")  # its library loads for no other verb
+
+
+@verb("watch", exits=("0", "2", "5"), examples=["draftyard watch", "draftyard watch @last --once"])
+@click.argument("selector", required=False, metavar="[RUN]", type=RUN)
+@click.option("--readonly", is_flag=True, help="Look only: no key stops, starts or changes anything.")
+@click.option("--once", is_flag=True, help="Print one screen as plain text and end.")
+@click.option("--ascii", "is_ascii", is_flag=True, help="Draw with ASCII characters only.")
+@click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal, so that text can be selected.")
+@click.option(
+    "--theme", type=click.Choice(["draftyard", "draftyard-light", "draftyard-16"]), help="Colours of the screen."
+)
+def watch(
+    terminal: Terminal,
+    selector: str | None,
+    *,
+    readonly: bool,
+    once: bool,
+    is_ascii: bool,
+    no_mouse: bool,
+    theme: str | None,
+) -> None:
+    """Watch every run, or one, in the terminal. Leaving the screen leaves the runs going."""
+    if not (once or terminal.wants_json or (sys.stdin.isatty() and sys.stdout.isatty())):
+        again = " ".join(["draftyard watch", *([selector] if selector else []), "--once"])
+        raise UsageError(f"the screen needs a terminal for input and output; {again} prints it once, as text")
+    code = screen.run(
+        terminal.places.db, places=terminal.places, run=selector, ascii=is_ascii, readonly=readonly,
+        once=once, document=terminal.document if terminal.wants_json else None, theme=theme, mouse=not no_mouse,
+    )  # fmt: skip
+    raise click.exceptions.Exit(code)
+
+
+VERBS = {"watch": watch}

@@ -1,0 +1,122 @@
+"""The words a person types for recipes, branches, runs, hosts, durations and sizes; each completes itself.
+
+What completes them is in `completion`.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from orchestrator.lazy import lazy
+from orchestrator.units import parse_bytes, parse_duration
+from orchestrator.verbs.exits import EMPTY
+from orchestrator.verbs.frame import places_of
+
+if TYPE_CHECKING:
+    from orchestrator.verbs import completion
+else:
+    completion = lazy("orchestrator.verbs.completion")  # it needs more than most verbs
+
+
+class CompletedWord(click.ParamType[str]):
+    """A word with a list of likely values; any other word is taken too, the action judges it."""
+
+    def __init__(self, name: str, *, may_be_path: bool = False) -> None:
+        self.name, self.may_be_path = name, may_be_path
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        words = completion.words(self.name, places_of(ctx), first=_first_word(ctx))
+        return [CompletionItem(word, help=told) for word, told in words if word.startswith(incomplete)]
+
+
+def _first_word(ctx: click.Context) -> str | None:
+    """The run or recipe typed before the word that is completed; click leaves it unread behind an open option."""
+    named = (ctx.params.get(name) for name in ("selector", "recipe", "recipe_word"))
+    return next((str(word) for word in [*named, *ctx.args] if word), None)
+
+
+class TypedPath(click.Path):
+    """A path as a Path; of an empty word it does not make the working folder, as click's own does."""
+
+    def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail(EMPTY, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Duration(click.ParamType[float]):
+    """`90`, `90s`, `2h30m` as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Size(click.ParamType[int]):
+    """`95GiB` or `95GB` (different) as bytes; a bare `95G` or `95` is refused."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if str(value).isdigit():
+            self.fail(f"is {value} bytes; write the unit, such as {value}GiB", param, ctx)
+        try:
+            size_bytes = value if isinstance(value, int) else parse_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if size_bytes <= 0:
+            self.fail(f"is {value}; nothing fits into that", param, ctx)
+        return size_bytes
+
+
+class Since(click.ParamType[float]):
+    """`10m` ago, or a date or time (UTC unless it has an offset), as seconds since the epoch."""
+
+    name = "since"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        text = str(value)
+        try:
+            return time.time() - parse_duration(text)
+        except ValueError:
+            pass
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.fail(f"is {text!r}; write 10m, 2h, 2026-01-31 or 2026-01-31T09:30", param, ctx)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def count(least: int) -> click.IntRange:
+    """A number of things; a billion is beyond every list and every log, and within what the database counts."""
+    return click.IntRange(min=least, max=10**9)
+
+
+RECIPE = CompletedWord("recipe", may_be_path=True)
+RECIPE_NAME = CompletedWord("recipe")
+RUN = CompletedWord("run")
+BRANCH_NAME = CompletedWord("branch")
+METRIC = CompletedWord("metric")
+RUN_OR_METRIC = CompletedWord("run_or_metric")
+SORT = CompletedWord("sort")
+HOST = CompletedWord("host")
+DURATION = Duration()
+SIZE = Size()

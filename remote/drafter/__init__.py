@@ -1,0 +1,1 @@
+"""The bundled DFlash trainer. Every module but this one needs torch."""

@@ -1,0 +1,356 @@
+"""Acceptance measured by really decoding held-out prompts: plain once, then drafted by chain and by tree.
+
+The plain decode is made once and serves every drafter: as the clock, as the text that drafting must
+reproduce, and as the answers of the offline estimates. A drafted text may differ only where two tokens
+are so near that the rounding of a wider pass decides; such a place is counted and explained, any other
+is counted as a mismatch. Each distinct prompt counts once. Prompts whose plain text runs in circles, or is a single
+token that leaves nothing to draft, are counted and left out everywhere.
+
+Every row carries how it was measured; rows of different protocols are not comparable.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remote.drafter.answers import protocol_of
+from remote.drafter.data import Chat
+from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain, decode_tree
+from remote.drafter.estimate import Estimates, estimate
+from remote.drafter.export import load_exported
+from remote.drafter.interval import Interval, bootstrap, bootstrap_sums, difference
+from remote.drafter.library_decoder import LibraryDecoder
+from remote.drafter.model import DFlashDrafter
+from remote.drafter.target import Progress, Target, silent
+from remote.spec import DFlashSpec
+
+# Two logits closer than this may change places when the same token is computed in a wider pass. Float32:
+# ten times what a few hundred positions of SmolLM2 differed by; bfloat16 keeps 8 bits of logits near 30.
+NEAR_TIE_LOGITS = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+_LONGEST_PERIOD = 8  # tokens of the n-gram that a degenerate text repeats
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """One way of decoding, or one set of estimates."""
+
+    protocol: dict[str, Any]
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    rows: tuple[EvaluationRow, ...]
+    notes: tuple[str, ...]  # every difference between a drafted text and the plain one, explained
+    summary: str  # for a person
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One held-out prompt that counts, with the target's own text."""
+
+    number: int  # its place among the distinct prompts of the file, from 1
+    prompt: list[int]
+    setting: Setting
+    plain: Decoded
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One way of decoding all cases."""
+
+    drafter: str  # trained or untrained
+    method: str  # chain or tree
+    budget: int | None
+    texts: list[Decoded]
+
+    @property
+    def lengths(self) -> list[float]:
+        """Mean acceptance length of each prompt, in tokens with the bonus."""
+        return [sum(text.accepted) / len(text.accepted) for text in self.texts]
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter} chain" if self.budget is None else f"{self.drafter} tree of {self.budget} nodes"
+
+
+@dataclass
+class _Bench:
+    """What every part of one evaluation uses."""
+
+    target: Target
+    spec: DFlashSpec
+    progress: Progress
+    ways: int  # of decoding each prompt, plain included
+    total: int  # texts to decode
+    done: int = 0
+    num_duplicates: int = 0
+    num_degenerate: int = 0
+    num_undrafted: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def tick(self) -> None:
+        self.done += 1
+        self.say()
+
+    def say(self) -> None:
+        self.progress("decoding held-out prompts", done=self.done, total=self.total, unit="texts")
+
+
+def evaluate(
+    drafter: DFlashDrafter,
+    target: Target,
+    spec: DFlashSpec,
+    *,
+    prompts: Sequence[Chat],
+    progress: Progress = silent,
+) -> Evaluation:
+    """Decodes the first `evaluate.num_prompts` distinct ones of `prompts` in every way, and estimates the rest.
+
+    Trees are decoded for every budget on a GPU; on a processor, where a wide one costs minutes, for the smallest.
+    With `evaluate.compare_untrained` the chain is also drafted by the same drafter before its first step.
+    """
+    budgets = sorted(spec.evaluate.tree_budgets)
+    decoded = budgets if target.device.type == "cuda" else budgets[:1]
+    chats, num_duplicates = _distinct(prompts, spec.evaluate.num_prompts)
+    ways = 2 + len(decoded) + spec.evaluate.compare_untrained
+    bench = _Bench(target, spec, progress, ways=ways, total=ways * len(chats))
+    bench.num_duplicates = num_duplicates
+    bench.say()
+    cases = _plain_cases(bench, chats)
+    runs = [_run(bench, cases, drafter, ("trained", None))]
+    runs += [_run(bench, cases, drafter, ("trained", budget)) for budget in decoded]
+    if spec.evaluate.compare_untrained:
+        runs.append(_run(bench, cases, before_training(drafter, spec), ("untrained", None)))
+    texts = [(case.prompt, case.plain) for case in cases]
+    estimates = estimate(drafter, target, texts, budgets=budgets or [1], progress=progress)
+    rows = [_plain_row(bench, cases), *(_run_row(bench, cases, run, runs) for run in runs)]
+    rows.append(_offline_row(bench, cases, estimates))
+    return Evaluation(tuple(rows), tuple(bench.notes), _summary(bench, cases, runs))
+
+
+def _distinct(prompts: Sequence[Chat], limit: int) -> tuple[list[Chat], int]:
+    """The first `limit` prompts, each where it first stands, and how many were passed over on the way to the last.
+
+    One decoded twice would make an interval look surer than it is.
+    """
+    first: dict[str, Chat] = {}
+    num_duplicates = 0
+    for chat in prompts:
+        if len(first) == limit:
+            break
+        key = json.dumps(chat.messages)
+        num_duplicates += key in first
+        first.setdefault(key, chat)
+    return list(first.values()), num_duplicates
+
+
+def is_degenerate(ids: Sequence[int]) -> bool:
+    """Whether the text ends in one n-gram (n ≤ 8) said again and again: over half of it and at least three times."""
+    for period in range(1, _LONGEST_PERIOD + 1):
+        run = 0
+        while run + period < len(ids) and ids[-1 - run] == ids[-1 - run - period]:
+            run += 1
+        if run + period >= max(3 * period, len(ids) / 2, 12):
+            return True
+    return False
+
+
+def _plain_cases(bench: _Bench, chats: Sequence[Chat]) -> list[_Case]:
+    cases = []
+    for chat in chats[:1]:
+        decode_plain(bench.target, bench.target.prompt_ids(chat.messages), _warming(bench))
+    for number, chat in enumerate(chats, 1):
+        choices = bench.spec.evaluate
+        setting = Setting(choices.max_new_tokens, choices.temperature, seed=bench.spec.train.seed + number)
+        prompt = bench.target.prompt_ids(chat.messages)
+        plain = decode_plain(bench.target, prompt, setting)
+        reason = None
+        if is_degenerate(plain.ids):
+            bench.num_degenerate += 1
+            reason = "its text repeats itself"
+        elif not plain.accepted:
+            bench.num_undrafted += 1
+            reason = "its text is one token, and nothing is drafted"
+        if reason is not None:
+            bench.total -= bench.ways - 1
+            bench.notes.append(f"prompt {number} ({chat.family or chat.where}) is left out: {reason}")
+        else:
+            cases.append(_Case(number, prompt, setting, plain))
+        bench.tick()
+    return cases
+
+
+def _warming(bench: _Bench) -> Setting:
+    """Two rounds that count nowhere: the first ones load kernels and make room, and no way's clock should have that."""
+    choices = bench.spec.evaluate
+    return Setting(min(choices.max_new_tokens, bench.spec.drafter.block_size + 2), choices.temperature)
+
+
+def _run(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter, way: tuple[str, int | None]) -> _Run:
+    name, budget = way
+    decode: Callable[..., Decoded] = decode_chain
+    options: dict[str, Any] = {}
+    if budget is not None:
+        decode, options = decode_tree, {"budget": budget}
+    texts = []
+    for case in cases[:1]:
+        decode(bench.target, drafter, case.prompt, _warming(bench), **options)
+    for case in cases:
+        texts.append(decode(bench.target, drafter, case.prompt, case.setting, **options))
+        bench.tick()
+    return _Run(name, "chain" if budget is None else "tree", budget, texts)
+
+
+def before_training(drafter: DFlashDrafter, spec: DFlashSpec) -> DFlashDrafter:
+    """A copy of the drafter as it was before its first step: freshly drawn, or the one that training went on from."""
+    fresh = copy.deepcopy(drafter)
+    device = next(fresh.parameters()).device  # drawn where training drew it: another device is another draw
+    fresh.init_weights(torch.Generator(device).manual_seed(spec.train.seed))
+    if spec.drafter.init_from is not None:
+        load_exported(Path(spec.drafter.init_from), fresh, spec.target)
+    return fresh
+
+
+def _plain_row(bench: _Bench, cases: Sequence[_Case]) -> EvaluationRow:
+    texts = [case.plain for case in cases]
+    values = {"num_tokens": sum(len(text.ids) for text in texts)} | _tokens_per_s(texts).values("tokens_per_s")
+    return EvaluationRow(_protocol(bench, cases, method="plain"), values)
+
+
+def _run_row(bench: _Bench, cases: Sequence[_Case], run: _Run, runs: Sequence[_Run]) -> EvaluationRow:
+    values: dict[str, Any] = bootstrap(run.lengths).values("acceptance_length")
+    values |= {
+        "acceptance_at": _acceptance_at(run.texts, bench.spec.drafter.block_size),
+        "num_rounds": sum(len(text.accepted) for text in run.texts),
+        "num_tokens": sum(len(text.ids) for text in run.texts),
+    }
+    values |= _tokens_per_s(run.texts).values("tokens_per_s") | _speed_up(cases, run).values("speed_up")
+    values |= _texts_against_plain(bench, cases, run)
+    for other in runs:
+        is_same_way = (run.method, run.budget) == (other.method, other.budget)
+        if run.drafter == "trained" and other.drafter == "untrained" and is_same_way:
+            values |= difference(run.lengths, other.lengths).values("over_untrained")
+        if run.method == "tree" and other.method == "chain" and run.drafter == other.drafter:
+            values |= difference(run.lengths, other.lengths).values("over_chain")
+    return EvaluationRow(_protocol(bench, cases, method=run.method, budget=run.budget, drafter=run.drafter), values)
+
+
+def _acceptance_at(texts: Sequence[Decoded], block_size: int) -> list[float]:
+    """Share of rounds whose slot k was accepted, with all before it, k = 1 to B - 1."""
+    rounds = [accepted for text in texts for accepted in text.accepted]
+    return [
+        sum(accepted > slot for accepted in rounds) / len(rounds) if rounds else math.nan
+        for slot in range(1, block_size)
+    ]
+
+
+def _texts_against_plain(bench: _Bench, cases: Sequence[_Case], run: _Run) -> dict[str, int]:
+    """How many texts are the plain one, differ first at a near tie, or differ for no such reason; greedy only."""
+    if bench.spec.evaluate.temperature > 0:
+        return {}
+    counts = {"texts_equal": 0, "near_ties": 0, "mismatches": 0}
+    for case, text in zip(cases, run.texts, strict=True):
+        limit = case.setting.max_new_tokens
+        if text.ids[:limit] == case.plain.ids[:limit]:
+            counts["texts_equal"] += 1
+            continue
+        is_near, words = _parting(bench.target, case, text)
+        counts["near_ties" if is_near else "mismatches"] += 1
+        reason = (
+            "a near tie: the wider pass rounds differently" if is_near else "NOT a near tie: decoding is not lossless"
+        )
+        bench.notes.append(f"prompt {case.number}, {run.name}: {words}, {reason}")
+    return counts
+
+
+def _parting(target: Target, case: _Case, text: Decoded) -> tuple[bool, str]:
+    """Whether rounding explains where the text leaves the plain one, and that place in words."""
+    length = min(len(text.ids), len(case.plain.ids))
+    if text.ids[:length] == case.plain.ids[:length]:  # no two tokens part here, so no rounding does
+        which, other = ("the text", "the plain one") if length == len(text.ids) else ("the plain text", "this one")
+        return False, f"{which} ends after {length} tokens where {other} goes on"
+    gap, place, words = _first_difference(target, case, text)
+    is_near = gap <= NEAR_TIE_LOGITS.get(target.dtype, 0.0)
+    return is_near, f"from token {place + 1} on the text differs from the plain one; {words} are {gap:.2g} logits apart"
+
+
+@torch.no_grad()
+def _first_difference(target: Target, case: _Case, text: Decoded) -> tuple[float, int, str]:
+    """(logits between the two tokens, where, the tokens in words) at the first place the texts part."""
+    pairs = zip(case.plain.ids, text.ids, strict=False)
+    place = next(i for i, (a, b) in enumerate(pairs) if a != b)
+    ids = torch.tensor([[*case.prompt, *case.plain.ids[:place]]], device=target.device)
+    position = torch.arange(ids.shape[1], device=target.device)[None]
+    logits_V = target.logits(target.decoder.run(ids, position).last_hidden_BQH[0, -1])
+    ours, theirs = case.plain.ids[place], text.ids[place]
+    words = f"{target.tokenizer.decode([ours])!r} and {target.tokenizer.decode([theirs])!r}"
+    return abs(float(logits_V[ours] - logits_V[theirs])), place, words
+
+
+def _tokens_per_s(texts: Sequence[Decoded]) -> Interval:
+    """Timed tokens of all texts by their seconds."""
+    return bootstrap_sums(_timed(texts), lambda sums: sums[0] / sums[1])
+
+
+def _speed_up(cases: Sequence[_Case], run: _Run) -> Interval:
+    """Tokens a second by those of plain decoding; a prompt is drawn with both of its texts."""
+    columns = [*_timed(run.texts), *_timed([case.plain for case in cases])]
+    return bootstrap_sums(columns, lambda sums: (sums[0] / sums[1]) / (sums[2] / sums[3]))
+
+
+def _timed(texts: Sequence[Decoded]) -> list[list[float]]:
+    return [[text.num_timed_tokens for text in texts], [text.seconds for text in texts]]
+
+
+def _offline_row(bench: _Bench, cases: Sequence[_Case], estimates: Estimates) -> EvaluationRow:
+    values: dict[str, Any] = bootstrap(estimates.chain_tau).values("chain_tau")
+    for budget, means in estimates.tree_tau.items():
+        values |= bootstrap(means).values(f"tree_tau_{budget}")
+        if budget == min(estimates.tree_tau):
+            values |= difference(means, estimates.chain_tau).values("tree_over_chain")
+    values |= {f"coverage_{width}": shares for width, shares in estimates.coverage.items()}
+    return EvaluationRow(_protocol(bench, cases, method="offline", drafter="trained"), values)
+
+
+def _protocol(bench: _Bench, cases: Sequence[_Case], **way: Any) -> dict[str, Any]:
+    spec, target = bench.spec, bench.target
+    choices = spec.evaluate
+    made = protocol_of(target, temperature=choices.temperature, max_tokens=choices.max_new_tokens, seed=spec.train.seed)
+    return asdict(made) | {
+        **{name: value for name, value in way.items() if value is not None},
+        "prompts": spec.data.held_out,
+        "num_prompts": len(cases),
+        "num_duplicates": bench.num_duplicates,
+        "num_degenerate": bench.num_degenerate,
+        "num_undrafted": bench.num_undrafted,
+        "block_size": spec.drafter.block_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": target.device.type,
+    }
+
+
+def _summary(bench: _Bench, cases: Sequence[_Case], runs: Sequence[_Run]) -> str:
+    lines = [f"acceptance length over {len(cases)} held-out prompts, tokens a round (bootstrap 95 %):"]
+    for run in runs:
+        length, speed_up = bootstrap(run.lengths), _speed_up(cases, run)
+        lines.append(f"  {run.name}: {length}, {speed_up} times the speed of plain decoding")
+    if bench.num_duplicates:
+        lines.append(f"  {bench.num_duplicates} prompts dropped: they were there before")
+    if bench.num_undrafted:
+        lines.append(f"  {bench.num_undrafted} prompts left out: their texts are one token, and nothing is drafted")
+    if bench.num_degenerate:
+        lines.append(f"  {bench.num_degenerate} prompts left out: their texts repeat themselves")
+    if isinstance(bench.target.decoder, LibraryDecoder):
+        lines.append("  every pass of this target reads its whole text again: no speed here is a server's")
+    if bench.target.device.type == "cpu":
+        lines.append("  on a processor drafting may be slower than plain decoding; acceptance is the claim here")
+    return "\n".join(lines)

@@ -1,0 +1,254 @@
+"""Attention of block tokens over a range of context and their own block, in three kernels without any mask tensor.
+
+A row sees context `start ≤ c < end` and the tokens of its own block (or those up to itself). Anchors are sorted, so
+starts and ends never fall from block to block: a tile of rows touches one range of context, most of it whole, and a tile
+of context is seen by one range of blocks. Two integers a row say it all; tiles outside the ranges are never loaded.
+
+The query heads that share a key/value head are folded into the rows of a tile (slots and heads padded to powers of two),
+so that a tile holds whole blocks and owns the gradient of their own keys: no atomics, the same bits every time.
+Online softmax after FlashAttention-2 (arXiv 2307.08691), in base two; the backward keeps only the output and a
+log-sum-exp a row and recomputes the scores.
+
+Shapes: S context tokens, T block tokens (N blocks of B), Q query heads, G key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from remote.drafter.kernels import launch
+from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
+from remote.drafter.kernels.attention_forward import forward_kernel
+from remote.drafter.kernels.launch import can_launch, power_of_two, precision
+from remote.drafter.keys import KeyValues
+from remote.drafter.visibility import Visibility, chunk_mask
+from remote.spec import DrafterSpec
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
+MAX_BLOCK_ROWS = 128  # slots × heads of a group, each padded: a tile must hold one block
+
+
+@dataclass(frozen=True)
+class Tile:
+    rows: int  # query rows: slots × heads of a group
+    keys: int  # context tokens
+    stages: int  # of the software pipeline
+    warps: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Of the three kernels; found by timing on an H200, and for smaller shared memory (99 KiB) by its size alone."""
+
+    forward: Tile
+    query: Tile
+    context: Tile
+
+
+LARGE_TILES = Tiles(Tile(128, 64, 3, 8), Tile(128, 64, 2, 8), Tile(64, 128, 2, 8))
+SMALL_TILES = Tiles(Tile(128, 64, 2, 8), Tile(128, 32, 2, 8), Tile(64, 64, 2, 4))
+LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))  # compute capabilities with 160 KiB and more
+
+
+def plan(visibility: Visibility, *, tiles: Tiles | None = None) -> Callable[[Tensor, KeyValues], Tensor]:
+    """Attention over these ranges. Made once a step for all layers that share them; a few small device operations."""
+    ranges: list[_Ranges] = []
+
+    @launch.on_its_device
+    def attend(query_TQD: Tensor, keys: KeyValues) -> Tensor:
+        if not can_launch(query_TQD) or (tiles is None and not _fit(query_TQD, keys, visibility)):
+            return attention_reference(query_TQD, keys, visibility)
+        if not ranges:
+            ranges.append(_ranges(visibility, tiles or _tiles(query_TQD.device)))
+        inputs = [tensor.contiguous() for tensor in (query_TQD, *keys)]
+        out: Tensor = _RangedAttention.apply(*inputs, ranges[0])
+        return out
+
+    return attend
+
+
+def obstacle(drafter: DrafterSpec, *, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why these kernels cannot train here, or None."""
+    group = drafter.num_heads // drafter.num_kv_heads
+    rows = block_rows(drafter.block_size, group)
+    return launch.obstacle(device=device, dtype=dtype) or _misfit(drafter.head_dim, rows, device=device, dtype=dtype)
+
+
+def _misfit(head_dim: int, rows: int, *, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What does not fit a tile in a card's shared memory."""
+    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM or head_dim != power_of_two(head_dim):
+        return f"head_dim {head_dim} is not a power of two from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
+    if rows > MAX_BLOCK_ROWS:
+        return (
+            f"block_size × heads that share a key, each rounded up to a power of two, is {rows}, above {MAX_BLOCK_ROWS}"
+        )
+    if device.type == "cuda" and dtype == torch.float32:
+        return "float32 tiles do not fit the shared memory of every card"
+    return None
+
+
+def _fit(query_TQD: Tensor, keys: KeyValues, visibility: Visibility) -> bool:
+    _, num_heads, head_dim = query_TQD.shape
+    rows = block_rows(visibility.block_size, num_heads // keys.block_key_TGD.shape[1])
+    return _misfit(head_dim, rows, device=query_TQD.device, dtype=query_TQD.dtype) is None
+
+
+def attention_reference(query_TQD: Tensor, keys: KeyValues, visibility: Visibility) -> Tensor:
+    """The same block by block in plain torch, over exactly the context that any row of the block sees."""
+    size, (num_heads, head_dim) = visibility.block_size, query_TQD.shape[1:]
+    work = torch.promote_types(query_TQD.dtype, torch.float32)
+    query, *rest = (tensor.to(work) for tensor in (query_TQD, *keys))
+    context_key, context_value, block_key, block_value = (
+        tensor.repeat_interleave(num_heads // tensor.shape[1], dim=1) for tensor in rest
+    )
+    out = []
+    for number, (start, end) in enumerate(visibility.ranges):
+        rows, context = (number * size, (number + 1) * size), (start, max(start, end))
+        key = torch.cat([context_key[slice(*context)], block_key[slice(*rows)]])
+        value = torch.cat([context_value[slice(*context)], block_value[slice(*rows)]])
+        score = torch.einsum("bqd,nqd->qbn", query[slice(*rows)], key) / math.sqrt(head_dim)
+        score = score.masked_fill(~chunk_mask(visibility, rows=rows, context=context), -math.inf)
+        out.append(torch.einsum("qbn,nqd->bqd", score.softmax(-1), value))
+    return torch.cat(out).to(query_TQD.dtype)
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """What the kernels read of a Visibility: int32 on the device, found without waiting for it."""
+
+    start_T: Tensor
+    end_T: Tensor
+    seen_by: Tensor  # (4, context tiles): blocks [0]..[3] see some of the tile, those from [1] to [2] all of it
+    visibility: Visibility
+    tiles: Tiles
+
+
+def _ranges(visibility: Visibility, tiles: Tiles) -> _Ranges:
+    """Of a sorted row of blocks; the narrowest range of a block starts with its last slot."""
+    size = visibility.block_size
+    start_NB, end_N = visibility.start_T.view(-1, size), visibility.end_T[::size].contiguous()
+    first_N, last_N = start_NB[:, 0].contiguous(), start_NB[:, -1].contiguous()
+    low = torch.arange(0, visibility.num_context, tiles.context.keys, device=end_N.device)
+    high = low + tiles.context.keys
+    begin = torch.searchsorted(end_N, low, right=True)  # the first block whose end lies beyond the tile's first key
+    whole_begin = torch.searchsorted(end_N, high)
+    whole_end = torch.searchsorted(last_N, low, right=True)
+    finish = torch.maximum(torch.searchsorted(first_N, high), begin)
+    seen_by = torch.stack([begin, whole_begin, torch.minimum(whole_end, finish), finish])
+    return _Ranges(
+        visibility.start_T.to(torch.int32), visibility.end_T.to(torch.int32), seen_by.to(torch.int32), visibility, tiles
+    )
+
+
+def _tiles(device: torch.device) -> Tiles:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) not in LARGE_SHARED_MEMORY:
+        return SMALL_TILES
+    return LARGE_TILES
+
+
+class _RangedAttention(torch.autograd.Function):
+    """query_TQD, four key/value tensors -> out_TQD."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, context_key: Tensor, context_value: Tensor, block_key: Tensor, block_value: Tensor,
+        ranges: _Ranges,
+    ) -> Tensor:  # fmt: skip
+        tile, shape = ranges.tiles.forward, _Shape.of(query, context_key, ranges)
+        numbers = (shape.num_kv_heads, shape.num_blocks * shape.block_rows)  # one for every row, padding included
+        out, log_sum = torch.empty_like(query), query.new_empty(numbers, dtype=torch.float32)
+        forward_kernel[shape.grid(tile)](
+            query, context_key, context_value, block_key, block_value, ranges.start_T, ranges.end_T, out, log_sum,
+            *shape.lengths, shape.scale, CAUSAL=ranges.visibility.causal, **shape.constants(tile, is_whole=True),
+        )  # fmt: skip
+        ctx.save_for_backward(query, context_key, context_value, block_key, block_value, out, log_sum)
+        ctx.ranges = ranges
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, context_key, context_value, block_key, block_value, out, log_sum = ctx.saved_tensors
+        ranges, grad_out = ctx.ranges, grad_out.contiguous()
+        shape, delta = _Shape.of(query, context_key, ranges), torch.empty_like(log_sum)
+        grads = [torch.empty_like(x) for x in (query, context_key, context_value, block_key, block_value)]
+        grad_query, grad_key, grad_value, grad_block_key, grad_block_value = grads
+        tile = ranges.tiles.query
+        query_gradient_kernel[shape.grid(tile)](
+            query, context_key, context_value, block_key, block_value, ranges.start_T, ranges.end_T, out, log_sum,
+            grad_out, delta, grad_query, grad_block_key, grad_block_value,
+            *shape.lengths, shape.scale, CAUSAL=ranges.visibility.causal, **shape.constants(tile, is_whole=True),
+        )  # fmt: skip
+        tile = ranges.tiles.context
+        context_gradient_kernel[(ranges.seen_by.shape[1], shape.num_kv_heads)](
+            query, context_key, context_value, ranges.start_T, ranges.end_T, log_sum, grad_out, delta,
+            grad_key, grad_value, ranges.seen_by,
+            *shape.lengths, shape.scale, **shape.constants(tile, is_whole=False),
+        )  # fmt: skip
+        return *grads, None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    num_tokens: int
+    num_context: int
+    block_size: int
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    precision: str
+
+    @classmethod
+    def of(cls, query: Tensor, context_key: Tensor, ranges: _Ranges) -> _Shape:
+        (num_tokens, num_heads, head_dim), num_kv_heads = query.shape, context_key.shape[1]
+        size, group = ranges.visibility.block_size, num_heads // num_kv_heads
+        return cls(num_tokens, context_key.shape[0], size, num_kv_heads, group, head_dim, precision(query))
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_tokens // self.block_size
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return self.num_context, self.num_blocks
+
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.head_dim)
+
+    @property
+    def block_rows(self) -> int:
+        return block_rows(self.block_size, self.group)
+
+    def grid(self, tile: Tile) -> tuple[int, int]:
+        rows = max(tile.rows, self.block_rows)
+        return -(-self.num_blocks * self.block_rows // rows), self.num_kv_heads
+
+    def constants(self, tile: Tile, *, is_whole: bool) -> dict[str, Any]:
+        """What the kernels are compiled for. `is_whole`: a tile must hold whole blocks, whose keys it owns."""
+        return {
+            "BLOCK": self.block_size,
+            "SLOTS": power_of_two(self.block_size),
+            "GROUP": self.group,
+            "GROUP_PAD": power_of_two(self.group),
+            "KV_HEADS": self.num_kv_heads,
+            "DIM": self.head_dim,
+            "ROWS": max(tile.rows, self.block_rows) if is_whole else tile.rows,
+            "KEYS": tile.keys,
+            "STAGES": tile.stages,
+            "PRECISION": self.precision,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+
+
+def block_rows(block_size: int, group: int) -> int:
+    """Rows that one block takes of a tile."""
+    return power_of_two(block_size) * power_of_two(group)

@@ -1,0 +1,228 @@
+"""Rows of logits: what loss and metrics read of them in one visit, and the gradient of the loss in a second.
+
+A row of 248,320 float32 numbers fits no cache, so each visit is one read from memory, and the gradient is written
+once, in the head's dtype. Both visits keep a running state in every lane; lanes meet at the end of the row alone.
+Position weights stand between the visits, because D-PACE and streaks need the block's cross-entropies first.
+
+Shapes: M rows of the drafter, U rows of the target, V vocabulary. q = softmax(logits), p = softmax(target's logits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remote.drafter.kernels.launch import can_launch, jit, on_its_device, power_of_two, tl
+
+TILE = 2048  # numbers of a row that are read at once
+OPTIONS = {"STAGES": 4, "num_warps": 8}
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """One number a row; the last two are None where no label was given."""
+
+    log_sum_M: Tensor  # log Σ exp
+    entropy_M: Tensor  # nats
+    best_M: Tensor  # int64, the first of the highest; -1 where a number of the row is NaN
+    label_logit_M: Tensor | None
+    rank_M: Tensor | None  # int64, how many are not at most the label's: 0 is best, NaN ranks last
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The target's logits and, for each row of the drafter, which of them is its teacher."""
+
+    logits_UV: Tensor
+    log_sum_U: Tensor
+    index_M: Tensor  # int64
+
+
+@on_its_device
+def row_statistics(logits_MV: Tensor, label_M: Tensor | None = None) -> RowStatistics:
+    """Log-sum-exp, entropy and argmax of every row; with labels their logits and ranks as well."""
+    if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
+        return row_statistics_reference(logits_MV, label_M)
+    num_rows, vocab = logits_MV.shape
+    log_sum, entropy, label_logit = (logits_MV.new_empty(num_rows) for _ in range(3))
+    best, rank = (torch.empty(num_rows, dtype=torch.int64, device=logits_MV.device) for _ in range(2))
+    if num_rows:
+        _statistics_kernel[(num_rows,)](
+            logits_MV, best if label_M is None else label_M, log_sum, entropy, best, label_logit, rank,
+            VOCAB=vocab, TILE=_tile(vocab), HAS_LABEL=label_M is not None, **OPTIONS,
+        )  # fmt: skip
+    is_labelled = label_M is not None
+    return RowStatistics(log_sum, entropy, best, label_logit if is_labelled else None, rank if is_labelled else None)
+
+
+def row_statistics_reference(logits_MV: Tensor, label_M: Tensor | None = None) -> RowStatistics:
+    """The same in plain torch."""
+    log_sum_M = logits_MV.logsumexp(-1)
+    log_q_MV = logits_MV - log_sum_M[:, None]
+    best_M = torch.where(log_sum_M.isnan(), -1, logits_MV.argmax(-1))
+    entropy_M = -torch.linalg.vecdot(log_q_MV.exp(), log_q_MV)
+    if label_M is None:
+        return RowStatistics(log_sum_M, entropy_M, best_M, None, None)
+    label_logit_M = logits_MV.gather(1, label_M[:, None])
+    rank_M = logits_MV.shape[1] - (logits_MV <= label_logit_M).sum(-1)
+    return RowStatistics(log_sum_M, entropy_M, best_M, label_logit_M[:, 0], rank_M)
+
+
+@on_its_device
+def cross_entropy_gradient(
+    logits_MV: Tensor, log_sum_M: Tensor, label_M: Tensor, weight_M: Tensor, *,
+    hard: float, soft: float, target: TargetRows | None, out_MV: Tensor | None,
+) -> Tensor | None:  # fmt: skip
+    """Gradient of Σ weight · (hard·CE(label) + soft·(−Σ p log q)) into `out_MV`; returns −Σ p log q of each row.
+
+    w·(hard·(q − [label]) + soft·(q − p)). Without a target's rows there is no soft part and None comes back; without
+    `out_MV` no gradient is written.
+    """
+    if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
+        return cross_entropy_gradient_reference(
+            logits_MV, log_sum_M, label_M, weight_M, hard=hard, soft=soft, target=target, out_MV=out_MV
+        )
+    if target is None and out_MV is None:
+        return None
+    num_rows, vocab = logits_MV.shape
+    soft_ce = torch.empty_like(log_sum_M)
+    rows = target or TargetRows(logits_MV, log_sum_M, label_M)
+    if num_rows:
+        _cross_entropy_kernel[(num_rows,)](
+            logits_MV, log_sum_M, label_M, weight_M, rows.logits_UV, rows.log_sum_U, rows.index_M,
+            logits_MV if out_MV is None else out_MV, soft_ce, float(hard), float(soft),
+            VOCAB=vocab, TILE=_tile(vocab), HAS_TARGET=target is not None, HAS_OUT=out_MV is not None, **OPTIONS,
+        )  # fmt: skip
+    return soft_ce if target is not None else None
+
+
+def cross_entropy_gradient_reference(
+    logits_MV: Tensor, log_sum_M: Tensor, label_M: Tensor, weight_M: Tensor, *,
+    hard: float, soft: float, target: TargetRows | None, out_MV: Tensor | None,
+) -> Tensor | None:  # fmt: skip
+    """The same in plain torch."""
+    log_q_MV = logits_MV - log_sum_M[:, None]
+    soft_ce_M, gradient_MV = None, log_q_MV.exp()
+    if target is None:
+        gradient_MV = gradient_MV * (hard * weight_M)[:, None]
+    else:
+        p_MV = (target.logits_UV - target.log_sum_U[:, None]).index_select(0, target.index_M).exp()
+        soft_ce_M = -torch.linalg.vecdot(p_MV, log_q_MV)
+        gradient_MV = (gradient_MV * (hard + soft) - p_MV * soft) * weight_M[:, None]
+    if out_MV is not None:
+        out_MV.copy_(gradient_MV.scatter_add_(1, label_M[:, None], (-hard * weight_M)[:, None]))
+    return soft_ce_M
+
+
+@on_its_device
+def entropy_gradient(
+    logits_MV: Tensor, log_sum_M: Tensor, entropy_M: Tensor, scale_M: Tensor, *, out_MV: Tensor
+) -> None:
+    """Gradient of Σ scale · H(q) into `out_MV`: −scale · q · (log q + H)."""
+    if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
+        log_q_MV = logits_MV - log_sum_M[:, None]
+        out_MV.copy_(-scale_M[:, None] * log_q_MV.exp() * (log_q_MV + entropy_M[:, None]))
+        return
+    num_rows, vocab = logits_MV.shape
+    if num_rows:
+        _entropy_kernel[(num_rows,)](
+            logits_MV, log_sum_M, entropy_M, scale_M, out_MV, VOCAB=vocab, TILE=_tile(vocab), **OPTIONS
+        )
+
+
+def _tile(vocab: int) -> int:
+    return min(TILE, power_of_two(vocab))
+
+
+@jit(slices=("label_ptr",))
+def _statistics_kernel(
+    logits_ptr, label_ptr, log_sum_ptr, entropy_ptr, best_ptr, label_logit_ptr, rank_ptr,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_LABEL: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One row. Each lane keeps its own highest number, and its sums relative to that."""
+    row = tl.program_id(0).to(tl.int64)
+    base = logits_ptr + row * VOCAB
+    lane = tl.arange(0, TILE)
+    peak = tl.full([TILE], -1.0e30, tl.float32)
+    weight = tl.zeros([TILE], tl.float32)
+    moment = tl.zeros([TILE], tl.float32)
+    best = lane
+    behind = tl.zeros([TILE], tl.int32)
+    label_logit = 0.0
+    if HAS_LABEL:
+        label_logit = tl.load(base + tl.load(label_ptr + row))
+        tl.store(label_logit_ptr + row, label_logit)
+    for low in tl.range(0, VOCAB, TILE, num_stages=STAGES):
+        at = low + lane
+        x = tl.load(base + at, mask=at < VOCAB, other=-1.0e30)
+        best = tl.where(x > peak, at, best)
+        new_peak = tl.maximum(peak, x)
+        shrink = tl.exp(peak - new_peak)
+        share = tl.exp(x - new_peak)
+        weight = weight * shrink + share
+        moment = moment * shrink + share * x
+        peak = new_peak
+        if HAS_LABEL:
+            behind += ((x <= label_logit) & (at < VOCAB)).to(tl.int32)
+    top = tl.max(peak, 0)
+    shrink = tl.exp(peak - top)
+    total = tl.sum(weight * shrink, 0)
+    log_sum = top + tl.log(total)
+    tl.store(log_sum_ptr + row, log_sum)
+    tl.store(entropy_ptr + row, log_sum - tl.sum(moment * shrink, 0) / total)
+    first = tl.min(tl.where(peak == top, best, 2147483647), 0)
+    tl.store(best_ptr + row, tl.where(log_sum == log_sum, first, -1).to(tl.int64))
+    if HAS_LABEL:
+        tl.store(rank_ptr + row, (VOCAB - tl.sum(behind, 0)).to(tl.int64))
+
+
+@jit(slices=("label_ptr", "target_row_ptr"))
+def _cross_entropy_kernel(
+    logits_ptr, log_sum_ptr, label_ptr, weight_ptr, target_ptr, target_log_sum_ptr, target_row_ptr, out_ptr, soft_ce_ptr,
+    hard, soft,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_OUT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base = logits_ptr + row * VOCAB
+    lane = tl.arange(0, TILE)
+    log_sum = tl.load(log_sum_ptr + row)
+    label = tl.load(label_ptr + row)
+    weight = tl.load(weight_ptr + row)
+    slope = hard * weight
+    if HAS_TARGET:
+        target_row = tl.load(target_row_ptr + row)
+        target_base = target_ptr + target_row * VOCAB
+        target_log_sum = tl.load(target_log_sum_ptr + target_row)
+        cross = tl.zeros([TILE], tl.float32)
+        slope = (hard + soft) * weight
+    for low in tl.range(0, VOCAB, TILE, num_stages=STAGES):
+        at = low + lane
+        log_q = tl.load(base + at, mask=at < VOCAB, other=0.0) - log_sum
+        gradient = slope * tl.exp(log_q)
+        if HAS_TARGET:
+            p = tl.exp(tl.load(target_base + at, mask=at < VOCAB, other=float("-inf")) - target_log_sum)
+            cross += p * log_q
+            gradient -= soft * weight * p
+        if HAS_OUT:
+            gradient -= tl.where(at == label, hard * weight, 0.0)
+            tl.store(out_ptr + row * VOCAB + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)
+    if HAS_TARGET:
+        tl.store(soft_ce_ptr + row, -tl.sum(cross, 0))
+
+
+@jit()
+def _entropy_kernel(
+    logits_ptr, log_sum_ptr, entropy_ptr, scale_ptr, out_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base = logits_ptr + row * VOCAB
+    log_sum = tl.load(log_sum_ptr + row)
+    entropy = tl.load(entropy_ptr + row)
+    scale = tl.load(scale_ptr + row)
+    for low in tl.range(0, VOCAB, TILE, num_stages=STAGES):
+        at = low + tl.arange(0, TILE)
+        log_q = tl.load(base + at, mask=at < VOCAB, other=0.0) - log_sum
+        gradient = -scale * tl.exp(log_q) * (log_q + entropy)
+        tl.store(out_ptr + row * VOCAB + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)

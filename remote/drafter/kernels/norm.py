@@ -1,0 +1,242 @@
+"""RMSNorm alone, before linears, and of heads together with the rotary embedding; what is cheap is recomputed backwards.
+
+Each keeps its input and one float32 a row; no normed copy lives until the backward. x̂ = x / sqrt(mean(x²) + eps), in
+float32 whatever the dtype. Shapes: N tokens, H width, Q heads of size D.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from remote.drafter.kernels.launch import can_launch, jit, on_its_device, power_of_two, tl
+from remote.drafter.rope import Rotary, rotate
+
+PROGRAMS = 4  # a multiprocessor: each walks many rows and adds up one part of the weight's gradient
+CPU_PROGRAMS = 3  # in the interpreter
+LENGTHS = ("num_rows",)
+
+
+@on_its_device
+def rms_norm(x_NH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """x̂ · weight."""
+    if not can_launch(x_NH):
+        return rms_norm_reference(x_NH, weight_H, eps)
+    out: Tensor = _Norm.apply(x_NH.contiguous(), weight_H, eps)
+    return out
+
+
+def rms_norm_reference(x_NH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x_NH, weight_H.shape, weight_H, eps)
+
+
+@on_its_device
+def norm_linears(x_NH: Tensor, weight_H: Tensor, eps: float, *matrices: Tensor) -> tuple[Tensor, ...]:
+    """The normed input times each matrix (out, H); the normed input is recomputed for the matrices' gradients."""
+    if not can_launch(x_NH):
+        return norm_linears_reference(x_NH, weight_H, eps, *matrices)
+    out: tuple[Tensor, ...] = _NormLinears.apply(x_NH.contiguous(), weight_H, eps, *matrices)
+    return out
+
+
+def norm_linears_reference(x_NH: Tensor, weight_H: Tensor, eps: float, *matrices: Tensor) -> tuple[Tensor, ...]:
+    normed_NH = rms_norm_reference(x_NH, weight_H, eps)
+    return tuple(F.linear(normed_NH, matrix) for matrix in matrices)
+
+
+@on_its_device
+def head_norm_rotate(x_NQD: Tensor, weight_D: Tensor, eps: float, at: Rotary) -> Tensor:
+    """Each head normed, then rotated, without a rounding between the two."""
+    head_dim = x_NQD.shape[-1]
+    if not can_launch(x_NQD) or power_of_two(head_dim) != head_dim:
+        return head_norm_rotate_reference(x_NQD, weight_D, eps, at)
+    out: Tensor = _HeadNormRotate.apply(x_NQD.contiguous(), weight_D, eps, at.cos.contiguous(), at.sin.contiguous())
+    return out
+
+
+def head_norm_rotate_reference(x_NQD: Tensor, weight_D: Tensor, eps: float, at: Rotary) -> Tensor:
+    return rotate(rms_norm_reference(x_NQD, weight_D, eps), at)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out, scale = _normed(x, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        return *_norm_gradients(grad_out.contiguous(), *ctx.saved_tensors), None
+
+
+class _NormLinears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, *matrices: Tensor) -> tuple[Tensor, ...]:
+        normed, scale = _normed(x, weight, eps)
+        ctx.save_for_backward(x, weight, scale, *matrices)
+        ctx.eps = eps
+        return tuple(normed @ matrix.T for matrix in matrices)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale, *matrices = ctx.saved_tensors
+        grad_normed = grads[0] @ matrices[0]
+        for grad, matrix in zip(grads[1:], matrices[1:], strict=True):
+            grad_normed.addmm_(grad, matrix)
+        grad_x, grad_weight = _norm_gradients(grad_normed, x, weight, scale)
+        del grad_normed
+        normed, _ = _normed(x, weight, ctx.eps)
+        return grad_x, grad_weight, None, *(grad.T @ normed for grad in grads)
+
+
+class _HeadNormRotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        (num_rows, heads, head_dim), out = x.shape, torch.empty_like(x)
+        if num_rows:
+            _head_kernel[(num_rows,)](
+                x, weight, cos, sin, out, eps, HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2
+            )
+        ctx.save_for_backward(x, weight, cos, sin)
+        ctx.eps = eps
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, cos, sin = ctx.saved_tensors
+        (num_rows, heads, head_dim), grad_x = x.shape, torch.empty_like(x)
+        partial = _partial_sums(num_rows, head_dim, x.device)
+        _head_gradient_kernel[(partial.shape[0],)](
+            grad_out.contiguous(), x, weight, cos, sin, grad_x, partial, num_rows, ctx.eps,
+            HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2,
+        )  # fmt: skip
+        return grad_x, partial.sum(0).to(weight.dtype), None, None, None
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The normed rows and each row's factor 1 / sqrt(mean(x²) + eps)."""
+    (num_rows, width), out = x.shape, torch.empty_like(x)
+    scale = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    if num_rows:
+        _norm_kernel[(num_rows,)](x, weight, out, scale, eps, WIDTH=width, TILE=power_of_two(width), num_warps=8)
+    return out, scale
+
+
+def _norm_gradients(grad_out: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    (num_rows, width), grad_x = x.shape, torch.empty_like(x)
+    partial = _partial_sums(num_rows, width, x.device)
+    _norm_gradient_kernel[(partial.shape[0],)](
+        grad_out, x, weight, scale, grad_x, partial, num_rows, WIDTH=width, TILE=power_of_two(width), num_warps=8
+    )
+    return grad_x, partial.sum(0).to(weight.dtype)
+
+
+def _partial_sums(num_rows: int, width: int, device: torch.device) -> Tensor:
+    """One row a program, in a fixed order: the sum has the same bits every time."""
+    programs = CPU_PROGRAMS
+    if device.type == "cuda":
+        programs = PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.empty(max(1, min(programs, num_rows)), width, dtype=torch.float32, device=device)
+
+
+@jit()
+def _norm_kernel(x_ptr, weight_ptr, out_ptr, scale_ptr, eps, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, TILE)
+    is_in = at < WIDTH
+    x = tl.load(x_ptr + row * WIDTH + at, mask=is_in, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    weight = tl.load(weight_ptr + at, mask=is_in, other=0.0).to(tl.float32)
+    tl.store(scale_ptr + row, scale)
+    tl.store(out_ptr + row * WIDTH + at, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=is_in)
+
+
+@jit(LENGTHS)
+def _norm_gradient_kernel(
+    grad_out_ptr, x_ptr, weight_ptr, scale_ptr, grad_x_ptr, partial_ptr, num_rows, WIDTH: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """With g = grad · weight: grad x = scale · (g − x̂ · mean(g · x̂)); grad weight = Σ grad · x̂."""
+    program = tl.program_id(0)
+    at = tl.arange(0, TILE)
+    is_in = at < WIDTH
+    weight = tl.load(weight_ptr + at, mask=is_in, other=0.0).to(tl.float32)
+    total = tl.zeros([TILE], dtype=tl.float32)
+    for row in range(program, num_rows, tl.num_programs(0)):
+        place = tl.cast(row, tl.int64) * WIDTH + at
+        scale = tl.load(scale_ptr + row)
+        normed = tl.load(x_ptr + place, mask=is_in, other=0.0).to(tl.float32) * scale
+        grad = tl.load(grad_out_ptr + place, mask=is_in, other=0.0).to(tl.float32)
+        total += grad * normed
+        grad = grad * weight
+        grad = scale * (grad - normed * (tl.sum(grad * normed, 0) / WIDTH))
+        tl.store(grad_x_ptr + place, grad.to(grad_x_ptr.dtype.element_ty), mask=is_in)
+    tl.store(partial_ptr + program * WIDTH + at, total, mask=is_in)
+
+
+@jit()
+def _head_kernel(
+    x_ptr, weight_ptr, cos_ptr, sin_ptr, out_ptr, eps, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr
+):  # fmt: skip
+    """All heads of one token. Both halves of cos and sin are alike, so the first serves for both."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    at = tl.arange(0, HALF)[None, :]
+    is_in = (head < HEADS) & (at < HALF)
+    place = (row * HEADS + head) * (2 * HALF) + at
+    first = tl.load(x_ptr + place, mask=is_in, other=0.0).to(tl.float32)
+    second = tl.load(x_ptr + place + HALF, mask=is_in, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+    first = first * scale * tl.load(weight_ptr + at).to(tl.float32)
+    second = second * scale * tl.load(weight_ptr + at + HALF).to(tl.float32)
+    cos = tl.load(cos_ptr + row * (2 * HALF) + at).to(tl.float32)
+    sin = tl.load(sin_ptr + row * (2 * HALF) + at).to(tl.float32)
+    tl.store(out_ptr + place, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=is_in)
+    tl.store(out_ptr + place + HALF, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=is_in)
+
+
+@jit(LENGTHS)
+def _head_gradient_kernel(
+    grad_out_ptr, x_ptr, weight_ptr, cos_ptr, sin_ptr, grad_x_ptr, partial_ptr, num_rows, eps,
+    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Rotates the gradient back, then as the norm's; the factor of each head is computed again."""
+    program = tl.program_id(0)
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    at = tl.arange(0, HALF)[None, :]
+    is_in = (head < HEADS) & (at < HALF)
+    weight_first = tl.load(weight_ptr + at).to(tl.float32)
+    weight_second = tl.load(weight_ptr + at + HALF).to(tl.float32)
+    total_first = tl.zeros([HALF], dtype=tl.float32)
+    total_second = tl.zeros([HALF], dtype=tl.float32)
+    for row in range(program, num_rows, tl.num_programs(0)):
+        place = (tl.cast(row, tl.int64) * HEADS + head) * (2 * HALF) + at
+        first = tl.load(x_ptr + place, mask=is_in, other=0.0).to(tl.float32)
+        second = tl.load(x_ptr + place + HALF, mask=is_in, other=0.0).to(tl.float32)
+        scale = 1.0 / tl.sqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+        first = first * scale
+        second = second * scale
+        cos = tl.load(cos_ptr + tl.cast(row, tl.int64) * (2 * HALF) + at).to(tl.float32)
+        sin = tl.load(sin_ptr + tl.cast(row, tl.int64) * (2 * HALF) + at).to(tl.float32)
+        out_first = tl.load(grad_out_ptr + place, mask=is_in, other=0.0).to(tl.float32)
+        out_second = tl.load(grad_out_ptr + place + HALF, mask=is_in, other=0.0).to(tl.float32)
+        grad_first = out_first * cos + out_second * sin
+        grad_second = out_second * cos - out_first * sin
+        total_first += tl.sum(grad_first * first, 0)
+        total_second += tl.sum(grad_second * second, 0)
+        grad_first = grad_first * weight_first
+        grad_second = grad_second * weight_second
+        mean = ((tl.sum(grad_first * first, 1) + tl.sum(grad_second * second, 1)) / (2 * HALF))[:, None]
+        grad_first = scale * (grad_first - first * mean)
+        grad_second = scale * (grad_second - second * mean)
+        tl.store(grad_x_ptr + place, grad_first.to(grad_x_ptr.dtype.element_ty), mask=is_in)
+        tl.store(grad_x_ptr + place + HALF, grad_second.to(grad_x_ptr.dtype.element_ty), mask=is_in)
+    tl.store(partial_ptr + program * (2 * HALF) + tl.arange(0, HALF), total_first)
+    tl.store(partial_ptr + program * (2 * HALF) + HALF + tl.arange(0, HALF), total_second)

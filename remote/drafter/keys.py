@@ -1,0 +1,16 @@
+"""Keys and values of one attention call, context and block apart so that nobody copies the context."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class KeyValues(NamedTuple):
+    """S context tokens, T block tokens, G key/value heads, D head size."""
+
+    context_key_SGD: Tensor
+    context_value_SGD: Tensor
+    block_key_TGD: Tensor
+    block_value_TGD: Tensor

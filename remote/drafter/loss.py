@@ -1,0 +1,210 @@
+"""The drafter's loss: head, terms and metrics fused over chunks, the gradient made in the forward pass.
+
+Shapes: T block tokens, M supervised slots, S context tokens, V vocabulary, H hidden size, B block size.
+
+The head is frozen, so a chunk's logits are needed once: terms, metrics and d(loss)/d(hidden) come from the same
+visit, and no more than one chunk's logits ever live. What remains for the backward is one (M, H) tensor (two with
+cap) and a scalar multiplication.
+
+Numerators and denominators stay apart: `a + b` of two LossSums is the LossSums of both micro-batches, and ranks may
+sum `totals_F`. cap is averaged over its own weights (Σ over right slots), hence a second pair. To divide exactly by
+a sum that is not known yet, call backward on the numerator and divide the gradients later; `known_denominator` tells
+beforehand what the blocks alone determine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from remote.drafter import loss_chunk, loss_fused
+from remote.drafter.blocks import Blocks
+from remote.drafter.head_plan import HeadChunk, HeadPlan, plan_head
+from remote.drafter.loss_chunk import TOP_K, Slots, Totals, needs_teacher
+from remote.drafter.weights import position_weights
+from remote.spec import LOSS_TERMS, LossSpec
+
+SCALE_ROWS = 4096  # rows of the gradient scaled at once, in float32
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Sums over the supervised slots of one or more micro-batches."""
+
+    numerator: Tensor  # differentiable: Σ weight · (coefficients · ce, kl, soft_ce)
+    cap_numerator: Tensor  # differentiable: coefficient · Σ weight·[right]·H(q)
+    totals: Totals  # detached, float64; see `loss_chunk` and `metrics`
+
+    @property
+    def denominator(self) -> Tensor:
+        """What the recipe's normalization divides the numerator by."""
+        return self.totals["denominator"][0]
+
+    @property
+    def cap_denominator(self) -> Tensor:
+        """Σ weight·[right]; cap divides by it, or by 1 where it is smaller."""
+        return self.totals["right_weights"][0]
+
+    def objective(self, denominator: Tensor | None = None, cap_denominator: Tensor | None = None) -> Tensor:
+        """The loss to call backward on, divided by the given (summed) denominators or by its own.
+
+        Zero, with a gradient of zero, where nothing is supervised: a rank without anchors takes part all the same.
+        """
+        total = self.denominator if denominator is None else denominator
+        cap_total = self.cap_denominator if cap_denominator is None else cap_denominator
+        return self.numerator / (total + (total == 0)) + self.cap_numerator / cap_total.clamp(min=1)
+
+    @property
+    def totals_F(self) -> Tensor:
+        """All sums as one vector, so that one copy brings them to the host."""
+        return torch.cat(list(self.totals.values()))
+
+    def __add__(self, other: LossSums) -> LossSums:
+        return LossSums(
+            numerator=self.numerator + other.numerator,
+            cap_numerator=self.cap_numerator + other.cap_numerator,
+            totals={name: value + other.totals[name] for name, value in self.totals.items()},
+        )
+
+
+def drafter_loss(
+    hidden_TH: Tensor,
+    blocks: Blocks,
+    *,
+    head_VH: Tensor,
+    teacher_hidden_SH: Tensor | None,
+    spec: LossSpec,
+    plan: HeadPlan | None = None,
+    is_fused: bool = False,
+) -> LossSums:
+    """Loss and metric sums of the drafter's normed hidden states.
+
+    `teacher_hidden_SH` is the target's last hidden state, normed exactly once; slot k reads position anchor+k-1. It may
+    be None where neither a term nor the label needs it. `plan` saves a look at the device when made on the CPU.
+    `is_fused` takes the row kernels of `kernels.cross_entropy` where torch's own operations would be used.
+    """
+    assert not head_VH.requires_grad, "the head belongs to the target and is frozen"
+    if needs_teacher(spec):
+        if teacher_hidden_SH is None:
+            raise ValueError(
+                f"loss.terms {spec.terms} with label {spec.label} need the target's last hidden states; none given"
+            )
+    else:
+        teacher_hidden_SH = None
+    plan = plan or plan_head(blocks, chunk_tokens=spec.chunk_tokens)
+    with_gradient = hidden_TH.requires_grad and torch.is_grad_enabled()
+    work = _Work(plan, head_VH, teacher_hidden_SH, spec, with_gradient, loss_fused if is_fused else loss_chunk)
+    totals = empty_totals(blocks.block_size, spec, device=hidden_TH.device)
+    numerator, cap_numerator = _FusedLoss.apply(hidden_TH, work, totals)
+    totals["numerator"], totals["cap_numerator"] = numerator.detach()[None], cap_numerator.detach()[None]
+    totals["denominator"] = _denominator(blocks, totals, spec)
+    return LossSums(numerator, cap_numerator, totals)
+
+
+def known_denominator(blocks: Blocks, spec: LossSpec) -> Tensor | None:
+    """The denominator as far as the blocks alone determine it; None where it depends on the drafter's outputs."""
+    depends = spec.normalization == "weights" and (spec.decay == "dpace" or spec.streak_beta != 0)
+    if depends:
+        return None
+    supervised_NB = blocks.supervised_T.view(-1, blocks.block_size)
+    unused = torch.zeros_like(supervised_NB, dtype=torch.float64)
+    weights = position_weights(unused, supervised_NB, supervised_NB, dataclasses.replace(spec, streak_beta=0.0))
+    totals = {"weights": weights.sum()[None], "supervised_at": supervised_NB.sum(0).double()}
+    return _denominator(blocks, totals, spec)[0]
+
+
+def empty_totals(block_size: int, spec: LossSpec, *, device: torch.device) -> Totals:
+    """Zero sums under every name this loss has, in one fixed order."""
+    terms = [term for term in LOSS_TERMS if spec.terms.get(term)]
+    scalars = ["numerator", "cap_numerator", "denominator", *terms, "weights", "right_weights"]
+    scalars += [*(f"topk_{k}" for k in TOP_K), "streak", "blocks", "entropy_right"]
+    totals = {name: torch.zeros(1, dtype=torch.float64, device=device) for name in scalars}
+    return totals | {
+        name: torch.zeros(block_size, dtype=torch.float64, device=device) for name in ("supervised_at", "right_at")
+    }
+
+
+@dataclass(frozen=True)
+class _Work:
+    plan: HeadPlan
+    head_VH: Tensor
+    teacher_hidden_SH: Tensor | None
+    spec: LossSpec
+    with_gradient: bool
+    rows: Any  # the module that computes a chunk: `loss_chunk` or `loss_fused`
+
+
+class _FusedLoss(torch.autograd.Function):
+    """hidden_TH -> (numerator, cap numerator); fills `totals` on the way and keeps their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_TH: Tensor, work: _Work, totals: Totals) -> tuple[Tensor, Tensor]:
+        plan, spec = work.plan, work.spec
+        num_grads = (1 + bool(spec.terms.get("cap"))) if work.with_gradient else 0
+        grads = [hidden_TH.new_empty(plan.index_M.shape[0], hidden_TH.shape[1]) for _ in range(num_grads)]
+        teacher: Any = None  # a Teacher of that module
+        for chunk in plan.chunks:
+            teacher = _teacher(work, chunk, teacher)
+            rows = slice(*chunk.slots)
+            outcome = work.rows.chunk_loss(
+                hidden_TH.index_select(0, plan.index_M[rows]), _slots(plan, chunk),
+                teacher=teacher, head_VH=work.head_VH, spec=spec, with_gradient=work.with_gradient,
+            )  # fmt: skip
+            for name, value in outcome.totals.items():
+                totals[name] += value
+            parts = [part for part in (outcome.gradient_MH, outcome.cap_gradient_MH) if part is not None]
+            for grad_MH, part in zip(grads, parts, strict=True):
+                grad_MH[rows] = part
+        ctx.save_for_backward(plan.index_M, *grads)
+        ctx.num_tokens = hidden_TH.shape[0]
+        numerator = sum(
+            (spec.terms[term] * totals[term][0] for term in _averaged(spec)), torch.zeros_like(totals["weights"][0])
+        )
+        cap_numerator = spec.terms["cap"] * totals["cap"][0] if spec.terms.get("cap") else torch.zeros_like(numerator)
+        return numerator, cap_numerator
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        index_M, *grads = ctx.saved_tensors
+        out_TH = grads[0].new_zeros(ctx.num_tokens, grads[0].shape[1])
+        work = torch.promote_types(out_TH.dtype, torch.float32)  # a bf16 factor would be off by up to 0.4 %
+        for start in range(0, index_M.shape[0], SCALE_ROWS):
+            rows = slice(start, start + SCALE_ROWS)
+            scaled = [
+                grad_MH[rows].to(work) * factor.to(work) for grad_MH, factor in zip(grads, grad_outputs, strict=False)
+            ]
+            out_TH.index_copy_(0, index_M[rows], torch.stack(scaled).sum(0).to(out_TH.dtype))
+        return out_TH, None, None
+
+
+def _averaged(spec: LossSpec) -> list[str]:
+    """The terms in use that share the recipe's denominator: all but cap."""
+    return [term for term in LOSS_TERMS if term != "cap" and spec.terms.get(term)]
+
+
+def _teacher(work: _Work, chunk: HeadChunk, before: Any) -> Any:
+    if work.teacher_hidden_SH is None:
+        return None
+    position_U = work.plan.teacher_U[slice(*chunk.teachers)]
+    kept = before.kept(chunk.reused) if before is not None and chunk.reused else None
+    return work.rows.teach(work.teacher_hidden_SH.index_select(0, position_U), work.head_VH, kept)
+
+
+def _slots(plan: HeadPlan, chunk: HeadChunk) -> Slots:
+    rows = slice(*chunk.slots)
+    num_blocks = chunk.blocks[1] - chunk.blocks[0]
+    return Slots(plan.label_M[rows], plan.cell_M[rows], plan.teacher_M[rows], num_blocks, plan.block_size)
+
+
+def _denominator(blocks: Blocks, totals: Totals, spec: LossSpec) -> Tensor:
+    if spec.normalization == "weights":
+        return totals["weights"]
+    if spec.normalization == "supervised":
+        return totals["supervised_at"].sum()[None]
+    return torch.full_like(totals["weights"], float(blocks.num_rows))

@@ -1,0 +1,208 @@
+"""One chunk of the loss: logits, every term, their sums, and the gradient of the hidden states, in one visit.
+
+Shapes: M supervised slots of the chunk, U teacher rows, V vocabulary, H hidden size, N blocks of B slots.
+q = softmax(logits) of the drafter, p = softmax(teacher logits), both in float32 (float64 for float64 inputs).
+
+The cross-entropies to a distribution y all have the gradient q − y in the logits: ce (y the label), soft_ce and
+kl (y = p; they differ by the teacher's entropy alone). cap is the entropy of q, gradient −q·(log q + H(q)), on slots
+whose argmax is already right (after LLaDA 2.0, arXiv 2512.15745).
+
+Buffers alive at once, each (M, V) in float32: logits (turned into log q, then into cap's gradient), q (turned into
+the gradient), p of every slot when a soft term is on, and the product inside one dot product (later, in its place,
+the gradient rounded to the head's dtype); and the teacher's (U, V). `remote.plan.memory` counts the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remote.drafter.weights import position_weights, streak_lengths
+from remote.spec import LossSpec
+
+SOFT_TERMS = ("kl", "soft_ce")
+TOP_K = (2, 4, 8)
+
+Totals = dict[str, Tensor]  # sums in float64, each of length 1 or B
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target's distribution at U positions."""
+
+    log_p_UV: Tensor
+    entropy_U: Tensor  # nats
+
+    def kept(self, count: int) -> Teacher:
+        """The last `count` rows, copied so that the rest can be freed."""
+        start = self.entropy_U.shape[0] - count
+        return Teacher(self.log_p_UV[start:].clone(), self.entropy_U[start:].clone())
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The supervised slots of one chunk."""
+
+    label_M: Tensor
+    cell_M: Tensor  # position in the grid (N, B) of the chunk
+    teacher_M: Tensor  # row of the chunk's Teacher
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class SlotValues:
+    """What weights, terms and metrics read of the drafter's distribution, one number a slot."""
+
+    label_M: Tensor
+    ce_M: Tensor  # nats
+    entropy_M: Tensor  # nats
+    right_M: Tensor  # bool, argmax equals the label
+    rank_M: Tensor  # how many tokens are more probable than the label
+
+
+@dataclass(frozen=True)
+class Student(SlotValues):
+    """The distribution itself as well; the (M, V) buffers are overwritten by the gradients."""
+
+    log_q_MV: Tensor
+    q_MV: Tensor
+
+
+@dataclass(frozen=True)
+class ChunkOutcome:
+    totals: Totals
+    gradient_MH: Tensor | None  # of Σ weight·(ce, kl, soft_ce with their coefficients)
+    cap_gradient_MH: Tensor | None  # of coefficient · Σ c·H(q)
+
+
+def needs_teacher(spec: LossSpec) -> bool:
+    """Whether any part of the loss reads the target's logits."""
+    return spec.label == "teacher_argmax" or any(spec.terms.get(term) for term in SOFT_TERMS)
+
+
+def head_logits(hidden_NH: Tensor, head_VH: Tensor) -> Tensor:
+    """hidden · headᵀ in the head's dtype with float32 results: bf16 logits tie, and cost 1 to 2.5 % of the gradient."""
+    hidden_NH = hidden_NH.to(head_VH.dtype)
+    if hidden_NH.dtype in (torch.float32, torch.float64):
+        return hidden_NH @ head_VH.T
+    if hidden_NH.is_cuda:
+        return torch.mm(hidden_NH, head_VH.T, out_dtype=torch.float32)
+    return hidden_NH.float() @ head_VH.float().T
+
+
+def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher:
+    """The target's distribution at new positions, after the rows kept from the chunk before."""
+    log_p_UV = head_logits(hidden_UH, head_VH)
+    log_p_UV.sub_(log_p_UV.logsumexp(-1, keepdim=True))
+    entropy_U = -torch.linalg.vecdot(log_p_UV.exp(), log_p_UV)
+    if before is None:
+        return Teacher(log_p_UV, entropy_U)
+    return Teacher(torch.cat([before.log_p_UV, log_p_UV]), torch.cat([before.entropy_U, entropy_U]))
+
+
+def chunk_loss(
+    hidden_MH: Tensor, slots: Slots, *, teacher: Teacher | None, head_VH: Tensor, spec: LossSpec, with_gradient: bool
+) -> ChunkOutcome:
+    """Sums of every term and metric over the chunk and, on request, both gradients of its hidden states."""
+    student = read_student(hidden_MH, _labels(slots, teacher, spec), head_VH)
+    p_MV = teacher.log_p_UV.index_select(0, slots.teacher_M).exp_() if teacher and soft_coefficient(spec) else None
+    weight_M = slot_weights(student, slots, spec)
+    totals = loss_totals(student, weight_M, _soft_values(student, p_MV, teacher, slots), spec)
+    totals |= metric_totals(student, slots)
+    if not with_gradient:
+        return ChunkOutcome(totals, None, None)
+    cap_gradient_MH = _cap_gradient(student, weight_M, head_VH, spec) if spec.terms.get("cap") else None
+    return ChunkOutcome(totals, _gradient(student, weight_M, p_MV, head_VH, spec), cap_gradient_MH)
+
+
+def read_student(hidden_MH: Tensor, label_M: Tensor, head_VH: Tensor) -> Student:
+    """Everything the terms and metrics read, from one set of logits."""
+    logits_MV = head_logits(hidden_MH, head_VH)
+    label_logit_M = logits_MV.gather(1, label_M[:, None])
+    right_M = logits_MV.argmax(-1) == label_M
+    rank_M = logits_MV.shape[1] - (logits_MV <= label_logit_M).sum(-1)  # so counted, NaN ranks last and not first
+    lse_M = logits_MV.logsumexp(-1, keepdim=True)
+    log_q_MV = logits_MV.sub_(lse_M)
+    q_MV = log_q_MV.exp()
+    entropy_M = -torch.linalg.vecdot(q_MV, log_q_MV)
+    return Student(label_M, (lse_M - label_logit_M)[:, 0], entropy_M, right_M, rank_M, log_q_MV, q_MV)
+
+
+def _labels(slots: Slots, teacher: Teacher | None, spec: LossSpec) -> Tensor:
+    if spec.label == "data":
+        return slots.label_M
+    assert teacher is not None, "needs_teacher() said so"
+    return teacher.log_p_UV.argmax(-1).index_select(0, slots.teacher_M)
+
+
+def soft_coefficient(spec: LossSpec) -> float:
+    """The coefficient of the cross-entropy to the teacher's distribution."""
+    return sum(spec.terms.get(term, 0.0) for term in SOFT_TERMS)
+
+
+def slot_weights(values: SlotValues, slots: Slots, spec: LossSpec) -> Tensor:
+    """The position weight of every slot, (M,)."""
+    supervised_NB = _grid(torch.ones_like(values.right_M), slots)
+    weight_NB = position_weights(_grid(values.ce_M, slots), _grid(values.right_M, slots), supervised_NB, spec)
+    return weight_NB.flatten().index_select(0, slots.cell_M)
+
+
+def _grid(values_M: Tensor, slots: Slots) -> Tensor:
+    """Values by block and slot, (N, B); zero or False where not supervised."""
+    flat = values_M.new_zeros(slots.num_blocks * slots.block_size)
+    return flat.index_copy_(0, slots.cell_M, values_M).view(slots.num_blocks, slots.block_size)
+
+
+def _soft_values(student: Student, p_MV: Tensor | None, teacher: Teacher | None, slots: Slots) -> dict[str, Tensor]:
+    """soft_ce = −Σ p log q and kl = soft_ce − H(p) of every slot, (M,)."""
+    if p_MV is None or teacher is None:
+        return {}
+    soft_ce_M = -torch.linalg.vecdot(p_MV, student.log_q_MV)
+    return {"soft_ce": soft_ce_M, "kl": soft_ce_M - teacher.entropy_U.index_select(0, slots.teacher_M)}
+
+
+def loss_totals(read: SlotValues, weight_M: Tensor, soft_values: dict[str, Tensor], spec: LossSpec) -> Totals:
+    """Weighted sums of the terms in use, before their coefficients, and the sums of the weights."""
+    values = {"ce": read.ce_M, **soft_values}
+    totals = {term: _sum(weight_M * values[term]) for term in values if spec.terms.get(term)}
+    right_weight_M = weight_M * read.right_M
+    if spec.terms.get("cap"):
+        totals["cap"] = _sum(right_weight_M * read.entropy_M)
+    return totals | {"weights": _sum(weight_M), "right_weights": _sum(right_weight_M)}
+
+
+def metric_totals(read: SlotValues, slots: Slots) -> Totals:
+    """Sums of what is counted, undecayed."""
+    right_NB, supervised_NB = _grid(read.right_M, slots), _grid(torch.ones_like(read.right_M), slots)
+    totals = {f"topk_{k}": _sum(read.rank_M < k) for k in TOP_K}
+    return totals | {
+        "supervised_at": supervised_NB.sum(0).double(),
+        "right_at": right_NB.sum(0).double(),
+        "streak": _sum(streak_lengths(right_NB, supervised_NB)),
+        "blocks": _sum(supervised_NB.any(1)),
+        "entropy_right": _sum(read.entropy_M * read.right_M),
+    }
+
+
+def _sum(values: Tensor) -> Tensor:
+    return values.sum(dtype=torch.float64)[None]
+
+
+def _cap_gradient(student: Student, weight_M: Tensor, head_VH: Tensor, spec: LossSpec) -> Tensor:
+    """Of coefficient · Σ c·H(q), c = weight on right slots. Overwrites log q."""
+    scale_M = -spec.terms["cap"] * weight_M * student.right_M
+    gradient_MV = student.log_q_MV.add_(student.entropy_M[:, None]).mul_(student.q_MV).mul_(scale_M[:, None])
+    return gradient_MV.to(head_VH.dtype) @ head_VH
+
+
+def _gradient(student: Student, weight_M: Tensor, p_MV: Tensor | None, head_VH: Tensor, spec: LossSpec) -> Tensor:
+    """Of Σ weight · (hard·CE + soft·(−Σ p log q)): weight · (hard·(q − label) + soft·(q − p)). Overwrites q and p."""
+    hard, soft = spec.terms.get("ce", 0.0), soft_coefficient(spec)
+    gradient_MV = student.q_MV.mul_(((hard + soft) * weight_M)[:, None])
+    if p_MV is not None:
+        gradient_MV.sub_(p_MV.mul_((soft * weight_M)[:, None]))
+    gradient_MV.scatter_add_(1, student.label_M[:, None], (-hard * weight_M)[:, None])
+    return gradient_MV.to(head_VH.dtype) @ head_VH

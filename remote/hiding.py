@@ -1,0 +1,69 @@
+"""Values that nobody is told: what a job was given in secret, taken out of whatever it reports.
+
+Such values have no shape to know them by, so they are known by value: the supervisor names their variables to the
+job, and the reporters of both look them up in their own environment. What the job prints is not touched.
+
+By names, kinds and paths a reader finds, counts and decides: these stay as they are, or a checkpoint would be looked for
+where none is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+NAMES = "DRAFTYARD_SECRETS"  # names of variables, a blank between two
+HIDDEN = "[hidden]"
+READ_AS_IT_IS = frozenset({"failure", "name", "outcome", "path", "reason", "stage", "unit", "writer"})
+FILLED_FREELY = frozenset({"choices", "facts", "protocol"})  # by a script, which may have put anything into their names
+SHORTEST_VALUE = 6  # characters; a shorter value would blank out ordinary words
+
+
+def secret_names(given: Mapping[str, str], plain: Mapping[str, Any]) -> str:
+    """For NAMES: what was given to the job beyond the `plain` environment of its recipe, which everybody may read."""
+    return " ".join(sorted(name for name, value in given.items() if plain.get(name) != value))
+
+
+def secrets_of(environment: Mapping[str, str]) -> re.Pattern[str] | None:
+    """What finds the values of the named variables in a text; None where there is nothing to hide."""
+    spelled = spellings(environment.get(name, "") for name in environment.get(NAMES, "").split())
+    return re.compile("|".join(map(re.escape, spelled))) if spelled else None
+
+
+def spellings(values: Iterable[str]) -> list[str]:
+    """Each way in which a value may stand in a text, the longest first: as it is, as Python or JSON quotes it, in an address."""
+    found = {
+        spelled
+        for value in values
+        if len(value) >= SHORTEST_VALUE
+        for spelled in (
+            *(value, repr(value)[1:-1], quote(value, safe=""), quote_plus(value)),
+            *(json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]),
+        )
+    }
+    return sorted(found, key=lambda spelled: (-len(spelled), spelled))
+
+
+def told(fields: Mapping[str, Any], secrets: re.Pattern[str] | None) -> dict[str, Any]:
+    """Of an event or an exit file: READ_AS_IT_IS stays, and the names in all that is not FILLED_FREELY."""
+    return {
+        name: item if name in READ_AS_IT_IS else without(item, secrets, names_too=name in FILLED_FREELY)
+        for name, item in fields.items()
+    }
+
+
+def without(tree: Any, secrets: re.Pattern[str] | None, *, names_too: bool = True) -> Any:
+    """The same with every secret hidden in each text inside mappings and lists."""
+    if secrets is None:
+        return tree
+    if isinstance(tree, str):
+        return secrets.sub(HIDDEN, tree)
+    if isinstance(tree, Mapping):
+        items = {name: without(item, secrets, names_too=names_too) for name, item in tree.items()}
+        return {without(name, secrets): item for name, item in items.items()} if names_too else items
+    if isinstance(tree, (list, tuple)):
+        return [without(item, secrets, names_too=names_too) for item in tree]
+    return tree

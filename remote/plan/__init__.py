@@ -1,0 +1,188 @@
+"""The memory plan: what a training step will hold, line by line, from the recipe alone.
+
+Standard library only, so a laptop without torch can plan. The numbers are predictions of three kinds that are never
+mixed: *allocated* (bytes of tensors, as torch counts them), *reserved* (with the allocator's slack), *driver* (with the
+CUDA context: what must fit on the card). After a smoke run the measured peaks stand beside them, and what no line
+explains is said as a line of its own. `memory` holds the arithmetic, `advice` what each change would buy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from remote.plan.checked import extrapolated
+from remote.plan.memory import Component, target_bytes
+from remote.plan.moments import stage_components
+from remote.plan.sizes import Sizes, compute_dtype, holds_target, sizes
+from remote.plan.time import CEILING_FLOP_PER_S, Work, work
+from remote.spec import DFlashSpec
+
+GIB = 1024**3
+MULTI_DOC_DOCUMENTS = 3  # of the rung of that name
+
+# Estimates, until measured on the machine at hand: they are part of no component.
+CONTEXT_BYTES = {"cuda": 600 * 1024**2, "cpu": 0}  # driver context and kernels
+SLACK_SHARE = {True: 0.02, False: 0.06}  # of allocated: with expandable segments, without
+FITS_SHARE = 0.95  # a plan is right within 5 %: above this share of the capacity it is tight
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage at its worst moment. `measured_bytes` is the largest allocated peak of `num_measured` smoke runs."""
+
+    name: str
+    components: tuple[Component, ...]
+    measured_bytes: int | None = None
+    num_measured: int = 0
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(component.size_bytes for component in self.components)
+
+    @property
+    def unexplained_bytes(self) -> int | None:
+        """Measured less predicted: what no line explains (negative: the plan was too high)."""
+        return None if self.measured_bytes is None else self.measured_bytes - self.allocated_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked, the four stages, and how they stand against a capacity."""
+
+    device: str
+    dtype: str
+    sizes: Sizes
+    stages: tuple[StagePlan, ...]
+    slack_bytes: int  # at the peak: what the allocator holds beyond the tensors
+    context_bytes: int
+    host_queue_bytes: int  # hidden states read ahead, in the host's memory
+    capacity_bytes: int | None
+    work: Work
+    not_modelled: tuple[str, ...]
+    extrapolated: tuple[str, ...]  # where it leaves the range it was checked in
+
+    @property
+    def peak(self) -> StagePlan:
+        return max(self.stages, key=lambda stage: stage.allocated_bytes)
+
+    @property
+    def driver_bytes(self) -> int:
+        """What must fit: the peak stage, the allocator's slack, the context."""
+        return self.peak.allocated_bytes + self.slack_bytes + self.context_bytes
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.driver_bytes
+
+    @property
+    def verdict(self) -> str | None:
+        """fits, tight or does not fit; None without a capacity."""
+        if self.capacity_bytes is None:
+            return None
+        if self.driver_bytes > self.capacity_bytes:
+            return "does not fit"
+        return "fits" if self.driver_bytes <= FITS_SHARE * self.capacity_bytes else "tight"
+
+    @property
+    def least_step_s(self) -> float | None:
+        """A step's arithmetic at the measured ceiling, so a lower bound for such a card; None where none was measured."""
+        has_ceiling = self.device == "cuda" and self.dtype == "bfloat16"
+        return self.work.seconds(CEILING_FLOP_PER_S) if has_ceiling else None
+
+    def stage(self, name: str) -> StagePlan:
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def table(self) -> list[tuple[str, dict[str, int]]]:
+        """Rows (component, bytes by stage) in the order of the first stage that has them; zero lines left out."""
+        rows: dict[str, dict[str, int]] = {}
+        for stage in self.stages:
+            for component in stage.components:
+                cells = rows.setdefault(component.name, {})
+                cells[stage.name] = cells.get(stage.name, 0) + component.size_bytes
+        return [(name, cells) for name, cells in rows.items() if any(cells.values())]
+
+
+def plan(
+    spec: DFlashSpec,
+    *,
+    capacity_bytes: int | None = None,
+    device: str = "cuda",
+    measured: Mapping[str, Sequence[int]] | None = None,
+    rung: str | None = None,
+) -> Plan:
+    """Predicts the peaks of one step at the worst batch the recipe allows.
+
+    `measured`: allocated peaks by stage, one of each smoke run. `rung`: the smoke rung that is planned, None for a
+    training, whose process holds more on a CPU. ValueError: unknown device.
+    """
+    if device not in CONTEXT_BYTES:
+        raise ValueError(f"device is {device!r}; a plan knows {' and '.join(CONTEXT_BYTES)}")
+    at = sizes(spec, device=device, documents=MULTI_DOC_DOCUMENTS if rung == "multi_doc" else None)
+    seen = measured or {}
+    stages = tuple(
+        StagePlan(name, tuple(lines), max(seen.get(name, ()), default=None), len(seen.get(name, ())))
+        for name, lines in stage_components(spec, at, rung=rung).items()
+    )
+    peak_bytes = max(stage.allocated_bytes for stage in stages)
+    return Plan(
+        device=device,
+        dtype=compute_dtype(spec, device),
+        sizes=at,
+        stages=stages,
+        slack_bytes=round(SLACK_SHARE[has_expandable_segments(spec)] * peak_bytes) if at.is_cuda else 0,
+        context_bytes=CONTEXT_BYTES[device],
+        host_queue_bytes=_host_queue_bytes(spec, at),
+        capacity_bytes=capacity_bytes,
+        work=work(spec, at),
+        not_modelled=_not_modelled(spec, at),
+        extrapolated=extrapolated(at),
+    )
+
+
+def has_expandable_segments(spec: DFlashSpec) -> bool:
+    settings = spec.env.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # what the supervisor sets by itself
+    return "expandable_segments:True" in settings.replace(" ", "")
+
+
+def _host_queue_bytes(spec: DFlashSpec, at: Sizes) -> int:
+    """Batches read ahead: two a worker, and the one being handed over."""
+    batch = at.context_tokens * (at.captured + 1) * at.hidden * at.element_bytes
+    return batch * (2 * spec.data.num_workers + 1)
+
+
+def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
+    found = ["first calls: compilation and kernel selection (the first step may take more)"]
+    if at.is_cuda:
+        found += [
+            "other processes on the card",
+            "workspaces of libraries beyond cuBLAS",
+            "fragmentation beyond the slack estimate",
+        ]
+    else:
+        found += ["pages of mapped files, which the kernel takes back when memory is short"]
+    if "triton" in (spec.drafter.attention, spec.train.kernels):
+        found.append(
+            "what the triton kernels save: attention is planned as sdpa's and kernels as torch's, which take more"
+        )
+    if spec.optim.name == "muon":
+        found.append("muon's temporaries are an estimate")
+    if spec.roles.drafter > 1:
+        found.append(
+            f"time: a step is reckoned as one process takes it; {spec.roles.drafter} drafters share its batches"
+        )
+    if spec.roles.target > 0:
+        size = target_bytes(spec, at) / 2**30
+        found.append(
+            f"the cards of the {spec.roles.target} target processes: {size:.2f} GiB of weights each, and activations"
+        )
+    elif holds_target(spec):
+        found.append("activations of the target while it computes hidden states")
+    else:
+        size = target_bytes(spec, at) / 2**30
+        found.append(
+            f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB and more"
+        )
+    if spec.evaluate.at_end:
+        found.append("the evaluation at the end, which decodes with the whole target")
+    return tuple(found)

@@ -1,0 +1,167 @@
+"""What each change of the recipe would buy, in bytes and time, and the largest step that fits.
+
+Every change is a list of overrides, so that a person can type it and a smoke rung can try it. A change that does not
+lower the peak is not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remote.plan import Plan, plan
+from remote.spec import DFlashSpec
+
+MIN_CHUNK_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One change: what to set, the plan with it, and the arithmetic it costs."""
+
+    name: str
+    overrides: tuple[str, ...]  # section.key=value
+    spec: DFlashSpec
+    plan: Plan
+    saved_bytes: int  # of the peak
+    work_factor: float  # FLOP of a step by those of today; an estimate of time where arithmetic decides it
+    keeps_result: bool  # the same training up to rounding
+    caution: str = ""
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The most anchors that fit at a block size, everything else as in the recipe."""
+
+    max_anchors: int
+    block_size: int
+    block_tokens: int
+    driver_bytes: int
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Sections with fields to replace."""
+
+    name: str
+    fields: dict[str, dict[str, Any]]
+    keeps_result: bool = True
+    caution: str = ""
+
+
+def switches(spec: DFlashSpec, *, capacity_bytes: int | None = None, device: str = "cuda") -> list[Switch]:
+    """Single changes that lower the peak, the best saving first, those that keep the result before those that do not."""
+    today = plan(spec, capacity_bytes=capacity_bytes, device=device)
+    found = []
+    for change in _changes(spec, today):
+        changed = _with(spec, change.fields)
+        then = plan(changed, capacity_bytes=capacity_bytes, device=device)
+        saved = today.peak.allocated_bytes - then.peak.allocated_bytes
+        if saved > 0:
+            factor = then.work.total / today.work.total
+            found.append(
+                Switch(
+                    change.name, _overrides(change), changed, then, saved, factor, change.keeps_result, change.caution
+                )
+            )
+    return sorted(found, key=lambda switch: (not switch.keeps_result, -switch.saved_bytes))
+
+
+def nearest_fits(spec: DFlashSpec, *, capacity_bytes: int, device: str = "cuda") -> list[Switch]:
+    """Changes whose plan fits: single ones, else those that keep the result one after the other until it fits."""
+    offered = switches(spec, capacity_bytes=capacity_bytes, device=device)
+    single = [switch for switch in offered if switch.plan.verdict == "fits"]
+    if single or not offered:
+        return sorted(single, key=lambda switch: (not switch.keeps_result, switch.work_factor))
+    first = offered[0]
+    return [
+        replace(
+            then,
+            name=then.name if set(_keys(first)) <= set(_keys(then)) else f"{first.name}, {then.name}",
+            overrides=(*(text for text in first.overrides if _key(text) not in _keys(then)), *then.overrides),
+            saved_bytes=first.saved_bytes + then.saved_bytes,
+            work_factor=first.work_factor * then.work_factor,
+            keeps_result=first.keeps_result and then.keeps_result,
+        )
+        for then in nearest_fits(first.spec, capacity_bytes=capacity_bytes, device=device)
+    ]
+
+
+def largest_fit(
+    spec: DFlashSpec,
+    *,
+    capacity_bytes: int,
+    device: str = "cuda",
+    block_size: int | None = None,
+) -> Largest | None:
+    """None where not even one anchor fits. Anchors beyond one a context token do not exist."""
+    size = block_size or spec.drafter.block_size
+    low, high = 0, spec.data.row_tokens  # `low` fits, or is 0
+    best: Plan | None = None
+    while low < high:
+        middle = (low + high + 1) // 2
+        then = plan(
+            _with(spec, {"drafter": {"block_size": size}, "data": {"max_anchors": middle}}),
+            capacity_bytes=capacity_bytes,
+            device=device,
+        )
+        if then.verdict == "fits":
+            low, best = middle, then
+        else:
+            high = middle - 1
+    if best is None:
+        return None
+    return Largest(low, size, best.sizes.block_tokens, best.driver_bytes)
+
+
+def _changes(spec: DFlashSpec, today: Plan) -> Iterator[_Change]:
+    train, optim, loss = spec.train, spec.optim, spec.loss
+    if train.activation_checkpointing == "none":
+        yield _Change("checkpoint each layer", {"train": {"activation_checkpointing": "non_reentrant"}})
+    for share in (2, 4):
+        if loss.chunk_tokens // share >= MIN_CHUNK_TOKENS:
+            chunk = loss.chunk_tokens // share
+            yield _Change(f"loss chunks of {chunk:,} tokens", {"loss": {"chunk_tokens": chunk}})
+    if train.rows_per_step > 1 and train.rows_per_step % 2 == 0:
+        fields = {"rows_per_step": train.rows_per_step // 2, "accumulation": train.accumulation * 2}
+        yield _Change("half the rows at once, accumulated twice as often", {"train": fields})
+    if spec.drafter.attention == "sdpa":
+        half = spec.drafter.attention_workspace_bytes // 2
+        yield _Change("half the attention workspace", {"drafter": {"attention_workspace_bytes": half}})
+    if optim.moment_dtype == "float32":
+        yield _Change(
+            "moments in bfloat16",
+            {"optim": {"moment_dtype": "bfloat16"}},
+            False,
+            "small updates may be lost in the second moment",
+        )
+    if optim.master_dtype == "float32" and today.dtype != "float32":
+        yield _Change(
+            "no fp32 masters", {"optim": {"master_dtype": "none"}}, False, "norm weights at 1.0 may never move"
+        )
+    if spec.data.max_anchors > 1:
+        yield _Change(
+            f"{spec.data.max_anchors // 2:,} anchors",
+            {"data": {"max_anchors": spec.data.max_anchors // 2}},
+            False,
+            "less training signal a row",
+        )
+
+
+def _with(spec: DFlashSpec, fields: dict[str, dict[str, Any]]) -> DFlashSpec:
+    return replace(spec, **{section: replace(getattr(spec, section), **values) for section, values in fields.items()})
+
+
+def _overrides(change: _Change) -> tuple[str, ...]:
+    return tuple(
+        f"{section}.{name}={value}" for section, values in change.fields.items() for name, value in values.items()
+    )
+
+
+def _keys(switch: Switch) -> list[str]:
+    return [_key(text) for text in switch.overrides]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]

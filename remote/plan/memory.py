@@ -1,0 +1,247 @@
+"""Bytes of what a training step holds, piece by piece, as the bundled trainer allocates it.
+
+The trainer's modules say what they hold: `model` (eager operations, each keeping its input), `attention_sdpa` and
+`attention_flex`, `loss` (the gradient made in the forward pass, one chunk of logits at a time), `optim` (one tensor
+at a time). This file repeats their arithmetic; a test holds it against torch's own books.
+
+The numbers are bytes of tensors ("allocated"); when they are alive together is `remote.plan.moments`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remote.plan.attention import largest_chunk_bytes
+from remote.plan.sizes import Sizes, has_masters, holds_target, is_soft
+from remote.spec import DFlashSpec
+
+# On a CPU the peak that can be measured is the process's: its own memory, mapped files (libraries, weights, hidden
+# states) left out, because the kernel takes their pages back whenever memory is short. Measured with torch 2.13,
+# transformers 5.24 and one or two threads, 64-bit Linux; other versions and more threads may differ by PROCESS_TOLERANCE_BYTES.
+PROCESS_BYTES = 180 * 1024**2
+TRANSFORMERS_BYTES = 100 * 1024**2
+CPU_WORKSPACE_BYTES = 40 * 1024**2
+PROCESS_TOLERANCE_BYTES = 64 * 1024**2
+CUBLAS_WORKSPACE_BYTES = 32 * 1024**2  # one a thread that multiplies: the caller's and the backward's
+
+
+@dataclass(frozen=True)
+class Component:
+    """One line of the plan. `why` says what it is made of."""
+
+    name: str
+    size_bytes: int
+    why: str
+
+
+def load_components(spec: DFlashSpec, at: Sizes) -> list[Component]:
+    """What is there before the first step and stays."""
+    device = "cuda" if at.is_cuda else "cpu"
+    moment_bytes = 4 if spec.optim.moment_dtype == "float32" else 2
+    moments = moment_bytes * 2 * at.parameters
+    if spec.optim.name == "muon":  # matrices keep one fp32 momentum, the norms AdamW's two
+        matrices = at.parameters - _vector_elements(at)
+        moments = 4 * matrices + moment_bytes * 2 * (at.parameters - matrices)
+    table = at.vocab * at.hidden * at.element_bytes
+    lines = [
+        Component("Python and torch", 0 if at.is_cuda else PROCESS_BYTES, _process_why("their own heap")),
+        Component("drafter weights", at.parameters * at.element_bytes, f"{at.parameters:,} parameters"),
+        Component("fp32 masters", 4 * at.parameters if has_masters(spec, device) else 0, "optim.master_dtype"),
+        Component("optimizer moments", moments, "optim.moment_dtype; muon keeps one for a matrix, adamw two"),
+    ]
+    return lines + _target_components(spec, at, table)
+
+
+def step_components(spec: DFlashSpec, at: Sizes) -> list[Component]:
+    """What every moment of forward and backward stands on."""
+    lines = [*load_components(spec, at), inputs(spec, at), positions(spec, at)]
+    if spec.train.accumulation > 1:
+        lines.append(Component("gradients", at.parameters * at.element_bytes, "of the micro-batches before"))
+    return [*lines, libraries(at, threads=1)]
+
+
+def inputs(spec: DFlashSpec, at: Sizes) -> Component:
+    """Captured features, last hidden states and ids of the micro-batches of one step, all on the device at once."""
+    per_token = (at.captured + 1) * at.hidden * at.element_bytes + 3 * 8 + 1
+    per_slot = 5 * 8 + 1  # ids, positions, labels, teacher positions, slots, supervised
+    one = at.context_tokens * per_token + at.block_tokens * per_slot + at.supervised_slots * 4 * 8
+    why = f"S·(K+1)·H features and ids, {spec.train.accumulation} micro-batches"
+    return Component("inputs", one * spec.train.accumulation, why)
+
+
+def positions(spec: DFlashSpec, at: Sizes) -> Component:
+    """Rotary factors of context and block tokens, and the visible range of every block token."""
+    rotary = 2 * (at.context_tokens + at.block_tokens) * at.head_dim * at.element_bytes
+    kinds = len(set(spec.drafter.layer_types)) or 1
+    ranges = kinds * 2 * 8 * at.block_tokens
+    tiles = -(-at.block_tokens // 128) * -(-(at.context_tokens + at.block_tokens) // 128)
+    masks = kinds * 16 * tiles if uses_flex(spec, at) else 0
+    return Component("positions and masks", rotary + ranges + masks, "rotary factors, visible ranges, mask tiles")
+
+
+def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -> list[Component]:
+    """What the forward keeps for the backward, of the first `layers` layers (None: all) and around them."""
+    count = at.layers if layers is None else layers
+    context = context_bytes(at, 3 * at.key_width) + _norm(at, at.context_tokens, at.key_width, at.kv_heads)
+    shared = context_bytes(at, 2 * at.hidden) + _norm(at, at.context_tokens, at.hidden)
+    ends = token_bytes(at, at.hidden) + (_norm(at, at.block_tokens, at.hidden) if layers is None else 0)
+    lines = [Component("context features", shared, "fc and hidden_norm of the context, 2·S·H")]
+    if is_checkpointed(spec):
+        lines.append(
+            Component("activations kept", count * token_bytes(at, at.hidden) + ends, "each layer's input, T·H")
+        )
+        return lines
+    lines.append(
+        Component("context keys and values", count * context, "3·S·G a layer: keys before and after the norm, values")
+    )
+    why = "T·(4H + 3Q + 3G + 4I) a layer: the input of every operation"
+    lines.append(Component("activations kept", count * block_activations(at, spec) + ends, why))
+    return lines
+
+
+def block_activations(at: Sizes, spec: DFlashSpec) -> int:
+    """What one layer keeps of its block tokens."""
+    return _attention_activations(at, spec) + mlp_activations(at)
+
+
+def live_layer(at: Sizes, spec: DFlashSpec) -> int:
+    """One layer with everything it keeps, while checkpointing recomputes it; its input is kept already."""
+    context = context_bytes(at, 3 * at.key_width) + _norm(at, at.context_tokens, at.key_width, at.kv_heads)
+    return block_activations(at, spec) + context - token_bytes(at, at.hidden)
+
+
+def loss_gradients(spec: DFlashSpec, at: Sizes) -> int:
+    kinds = 1 + bool(spec.loss.terms.get("cap"))
+    return kinds * at.supervised_slots * at.hidden * at.element_bytes
+
+
+def head_workspace(spec: DFlashSpec, at: Sizes) -> int:
+    """Logits in float32: log q, q and one product; with a soft term p as well; and the target's own rows."""
+    copies = 4 if is_soft(spec) else 3
+    logits = 4 * at.vocab * (copies * at.chunk_slots + at.chunk_targets)
+    kinds = 1 + bool(spec.loss.terms.get("cap"))
+    return logits + (1 + kinds) * at.chunk_slots * at.hidden * at.element_bytes
+
+
+def attention_workspace(spec: DFlashSpec, at: Sizes, *, backward: bool) -> int:
+    """What attention takes beyond what it keeps; bounded by the recipe for sdpa."""
+    gradients = token_bytes(at, 2 * at.query_width + 2 * at.key_width)
+    if uses_flex(spec, at):
+        joined = 2 * (at.context_tokens + at.block_tokens) * at.key_width * at.element_bytes
+        return joined + gradients if backward else joined
+    sums = 2 * at.context_tokens * at.key_width * 4
+    chunk = largest_chunk_bytes(spec, at, backward=backward)
+    return chunk + gradients + sums if backward else chunk
+
+
+def optimizer_temporaries(spec: DFlashSpec, at: Sizes) -> int:
+    """Copies made while the largest weight is moved."""
+    if at.element_bytes == 4 and spec.optim.name == "adamw":
+        copies = 0 if spec.optim.moment_dtype == "float32" else 8
+    elif spec.optim.name == "muon":
+        copies = 22  # two saved copies, the gradient twice, the update, three bf16 iterates
+    else:
+        masters = 0 if has_masters(spec, "cuda" if at.is_cuda else "cpu") else 4
+        copies = 4 + masters + (0 if spec.optim.moment_dtype == "float32" else 8)
+    return copies * at.largest_matrix
+
+
+def is_checkpointed(spec: DFlashSpec) -> bool:
+    return spec.train.activation_checkpointing != "none"
+
+
+def uses_flex(spec: DFlashSpec, at: Sizes) -> bool:
+    return at.is_cuda and spec.drafter.attention in ("auto", "flex")
+
+
+def target_bytes(spec: DFlashSpec, at: Sizes) -> int:
+    """Weights of the target, or of the layers of it that are kept."""
+    kept = spec.target.num_parameters
+    if spec.target.keep_layers is not None:
+        tables = at.vocab * at.hidden * (1 if spec.target.tied_embeddings else 2)
+        kept = tables + (kept - tables) * spec.target.keep_layers // spec.target.num_layers
+    return kept * at.element_bytes
+
+
+def _target_components(spec: DFlashSpec, at: Sizes, table: int) -> list[Component]:
+    if holds_target(spec):
+        return [Component("target model", target_bytes(spec, at), "frozen; embedding and head among it")]
+    head = 0 if spec.target.tied_embeddings else table
+    return [
+        Component("target embedding", table, "frozen, V·H; it is the head too where the two are tied"),
+        Component("target head", head, "frozen, V·H"),
+    ]
+
+
+def _attention_activations(at: Sizes, spec: DFlashSpec) -> int:
+    """Input and its norm; queries and keys before and after norm and rotation, values, the output."""
+    tokens = token_bytes(at, 2 * at.hidden + 3 * at.query_width + 3 * at.key_width)
+    norms = _norm(at, at.block_tokens, at.hidden)
+    norms += _norm(at, at.block_tokens, at.query_width, at.heads) + _norm(
+        at, at.block_tokens, at.key_width, at.kv_heads
+    )
+    sums = 4 * at.block_tokens * at.heads if uses_flex(spec, at) else 0  # flex keeps a log-sum-exp per row and head
+    return tokens + norms + sums
+
+
+def mlp_activations(at: Sizes) -> int:
+    """Input and its norm; gate, its SiLU, up, and their product."""
+    return token_bytes(at, 2 * at.hidden + 4 * at.inner) + _norm(at, at.block_tokens, at.hidden)
+
+
+def _norm(at: Sizes, rows: int, width: int, groups: int = 1) -> int:
+    """What an RMSNorm keeps beside its input: one float32 a group on CUDA (fused), the normed input as well on a CPU."""
+    return 4 * rows * groups + (0 if at.is_cuda else rows * width * 4)
+
+
+def token_bytes(at: Sizes, width: int) -> int:
+    """Of one number per block token and unit of width."""
+    return at.block_tokens * width * at.element_bytes
+
+
+def context_bytes(at: Sizes, width: int) -> int:
+    """Of one number per context token and unit of width."""
+    return at.context_tokens * width * at.element_bytes
+
+
+def _vector_elements(at: Sizes) -> int:
+    return at.layers * (2 * at.hidden + 2 * at.head_dim) + 2 * at.hidden
+
+
+def around_layers(at: Sizes) -> int:
+    """Parameters outside the layers: fc and two norms."""
+    return at.captured * at.hidden**2 + 2 * at.hidden
+
+
+def libraries(at: Sizes, *, threads: int) -> Component:
+    """What cuBLAS (on a CPU oneDNN) keeps, in every moment after the first product."""
+    if not at.is_cuda:
+        return Component("library workspace", CPU_WORKSPACE_BYTES, _process_why("oneDNN and OpenMP, which keep theirs"))
+    size = threads * CUBLAS_WORKSPACE_BYTES
+    return Component("library workspace", size, "cuBLAS, one a thread that multiplies; it stays once made")
+
+
+def transformers(at: Sizes) -> Component:
+    """What reading the target leaves in a training process; a rung reads none."""
+    size = 0 if at.is_cuda else TRANSFORMERS_BYTES
+    return Component("transformers and the tokenizer", size, _process_why("modules, vocabulary, rows"))
+
+
+def ranks_components(spec: DFlashSpec, at: Sizes, lines: Sequence[Component], *, is_training: bool) -> list[Component]:
+    """What a drafter that shares its training holds beside `lines`: the queue of hidden states, gradients that stay."""
+    found, made = [], sum(line.size_bytes for line in lines if line.name == "gradients")
+    if spec.roles.target > 0 and is_training:
+        per_token = (at.captured + 1) * at.hidden * at.element_bytes
+        why = (
+            f"roles.queue {spec.roles.queue} x {at.context_tokens:,} tokens x {per_token:,} B, (K+1)·H numbers a token"
+        )
+        found.append(Component("hidden-state queue", spec.roles.queue * at.context_tokens * per_token, why))
+    if spec.roles.drafter > 1:
+        kept = at.parameters * at.element_bytes - made
+        found.append(Component("gradient buckets", max(0, kept), "DDP keeps room for every gradient from the start"))
+    return found
+
+
+def _process_why(what: str) -> str:
+    return f"{what}; an estimate, within {PROCESS_TOLERANCE_BYTES // 1024**2} MiB"

@@ -1,0 +1,138 @@
+"""The counts a memory plan is made of: tokens, widths and bytes per element of one step.
+
+Symbols, as in the trainer: S context tokens, N anchor slots, B block size, T = N·B block tokens, M supervised
+slots, U target positions whose logits a chunk of the loss needs, H hidden size, I inner size, Q query width, G key
+and value width, L layers, K captured layers, V vocabulary. All are those of one micro-batch at its worst: every
+anchor used, every slot supervised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remote.spec import DataSpec, DFlashSpec, num_drafter_parameters
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+SOFT_TERMS = ("kl", "soft_ce")  # terms that read the target's whole distribution
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One micro-batch of a spec on a device. Widths count elements, not bytes."""
+
+    context_tokens: int
+    blocks: int
+    block_size: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    captured: int
+    vocab: int
+    element_bytes: int
+    parameters: int
+    largest_matrix: int  # elements of the drafter's largest weight
+    chunk_slots: int  # supervised slots whose logits are alive at once
+    chunk_targets: int  # target positions whose logits are alive at once; 0 where the loss reads none
+    is_cuda: bool
+
+    @property
+    def block_tokens(self) -> int:
+        return self.blocks * self.block_size
+
+    @property
+    def supervised_slots(self) -> int:
+        return self.blocks * (self.block_size - 1)
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None) -> Sizes:
+    """`documents` a row, where anchors are counted per document; None: as many as make most slots."""
+    drafter, hidden, rows = spec.drafter, spec.target.hidden_size, spec.train.rows_per_step
+    blocks = anchor_slots(spec, documents) * rows
+    is_cuda = device == "cuda"
+    slots = _chunk_slots(spec, blocks)
+    return Sizes(
+        context_tokens=spec.data.row_tokens * rows,
+        blocks=blocks,
+        block_size=drafter.block_size,
+        hidden=hidden,
+        inner=drafter.intermediate_size,
+        heads=drafter.num_heads,
+        kv_heads=drafter.num_kv_heads,
+        head_dim=drafter.head_dim,
+        layers=drafter.num_layers,
+        captured=len(drafter.captured_layers),
+        vocab=spec.target.vocab_size,
+        element_bytes=ELEMENT_BYTES[compute_dtype(spec, device)],
+        parameters=num_drafter_parameters(spec.target, drafter),
+        largest_matrix=hidden * max(drafter.intermediate_size, len(drafter.captured_layers) * hidden),
+        chunk_slots=slots,
+        chunk_targets=_chunk_targets(spec, blocks, slots) if reads_teacher(spec) else 0,
+        is_cuda=is_cuda,
+    )
+
+
+def anchor_slots(spec: DFlashSpec, documents: int | None = None) -> int:
+    """Anchor slots of one row, as the trainer makes them: static, so that shapes never change."""
+    data = spec.data
+    if data.anchors_per == "row":
+        return min(data.max_anchors, data.row_tokens)
+    return min(data.max_anchors * (worst_documents(data) if documents is None else documents), data.row_tokens)
+
+
+def worst_documents(data: DataSpec) -> int:
+    """Documents of the row that has most anchor slots, where anchors are counted per document.
+
+    As many as give every token of the row a slot, or as can be: a document with an anchor has two tokens.
+    """
+    return max(1, min(-(-data.row_tokens // data.max_anchors), data.row_tokens // 2))
+
+
+def compute_dtype(spec: DFlashSpec, device: str) -> str:
+    if spec.train.dtype != "auto":
+        return spec.train.dtype
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def holds_target(spec: DFlashSpec) -> bool:
+    """Whether a training process has the whole target beside the drafter: it computes hidden states itself, each step."""
+    return spec.data.hidden_states == "online" and spec.roles.target == 0
+
+
+def has_masters(spec: DFlashSpec, device: str) -> bool:
+    return compute_dtype(spec, device) != "float32" and spec.optim.master_dtype == "float32"
+
+
+def is_soft(spec: DFlashSpec) -> bool:
+    return any(spec.loss.terms.get(term) for term in SOFT_TERMS)
+
+
+def reads_teacher(spec: DFlashSpec) -> bool:
+    return is_soft(spec) or spec.loss.label == "teacher_argmax"
+
+
+def _chunk_slots(spec: DFlashSpec, blocks: int) -> int:
+    """A chunk holds whole blocks, at least one."""
+    per_block = spec.drafter.block_size - 1
+    return per_block * min(blocks, max(1, spec.loss.chunk_tokens // per_block))
+
+
+def _chunk_targets(spec: DFlashSpec, blocks: int, slots: int) -> int:
+    """Distinct target positions of a chunk, for anchors spread evenly over the context.
+
+    A position is needed if one of the B-1 positions before it is an anchor: 1 - (1 - N/S)^(B-1) of them are.
+    """
+    reach = spec.drafter.block_size - 1
+    density = min(1.0, blocks / (spec.data.row_tokens * spec.train.rows_per_step))
+    span = slots / reach / density + reach
+    return min(slots, round(span * (1 - (1 - density) ** reach)))

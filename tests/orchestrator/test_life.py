@@ -1,0 +1,195 @@
+"""Waiting for a run's end, and what is left of the grace while it stops. Times are given, never waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.actions import life
+from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.wishes import kill_in_s
+from orchestrator.errors import NotFinished, StoreError
+from orchestrator.store.rows import IntentRow, RunRow, State
+from orchestrator.store.writes import Store
+from tests.orchestrator.runs import RUN, new_run
+from tests.orchestrator.runs import life as spec_of
+
+
+def wish(kind: str = "stop", grace_s: float | None = None) -> IntentRow:
+    return IntentRow(1, RUN, kind, grace_s, asked_s=100.0, done_s=None, outcome=None)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "spec", "now_s", "left_s"),
+    [
+        ([wish(grace_s=30.0)], {"life": {"grace_s": 5.0}}, 110.0, 20.0),
+        ([wish()], {"life": {"grace_s": 15.0}}, 110.0, 5.0),
+        ([wish()], {}, 110.0, 50.0),  # an imported run may have none: the default of every recipe
+        ([wish(grace_s=0.0)], {}, 110.0, 0.0),
+        ([wish(grace_s=30.0)], {}, 500.0, 0.0),
+        ([wish("retry")], {}, 110.0, None),
+        ([], {}, 110.0, None),
+    ],
+)
+def test_what_is_left_of_the_grace(
+    tmp_path: Path, wishes: list[IntentRow], spec: dict[str, object], now_s: float, left_s: float | None
+) -> None:
+    with Store(tmp_path / "runs.db") as store:
+        store.create_run(new_run())
+        store.set_state(RUN, State.STOPPING, evidence="asked to stop")
+        stopping = store.reader.run(RUN)
+
+    assert kill_in_s(stopping, wishes, spec, now_s) == left_s
+
+
+def test_only_a_run_that_stops_has_a_grace_that_passes(tmp_path: Path) -> None:
+    with Store(tmp_path / "runs.db") as store:
+        run = store.create_run(new_run())
+
+    assert kill_in_s(run, [wish()], {}, 110.0) is None
+
+
+def test_a_waiting_person_sees_the_grace_pass_though_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "ensure_follower", lambda places: None)
+    monkeypatch.setattr(life, "COUNTDOWN_S", 0.05)
+    places = find_places(tmp_path, {}, db=tmp_path / "runs.db")
+    seen: list[float] = []
+    with Store(places.db) as store:
+        store.create_run(new_run(documents=spec_of(grace_s=40.0)))
+        store.new_attempt(RUN)
+        store.ask(RUN, "stop")
+        store.set_state(RUN, State.STOPPING, evidence="asked to stop")
+
+        def on_moment(moment: life.Moment) -> None:
+            if moment.kill_in_s is not None:
+                seen.append(moment.kill_in_s)
+            if len(seen) == 3:
+                store.set_state(RUN, State.STOPPED, evidence="stopped as asked")
+
+        assert life.wait(places, RUN, timeout_s=20.0, on_moment=on_moment).state is State.STOPPED
+
+    assert 40.0 > seen[0] > seen[1] > seen[2] > 30.0
+
+
+# ------------------------------------------------------------------------------ deadlines
+
+
+@contextlib.contextmanager
+def locked(path: Path, how: str) -> Iterator[None]:
+    """Somebody holds the database: IMMEDIATE keeps writers out, EXCLUSIVE without a write-ahead log readers too."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        if how == "EXCLUSIVE":
+            other.execute("PRAGMA journal_mode = DELETE")
+        other.execute(f"BEGIN {how}")
+        yield
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    """Of a database with one live run, which nobody follows."""
+    monkeypatch.setattr(life, "ensure_follower", lambda places: None)
+    places = find_places(tmp_path, {}, db=tmp_path / "runs.db")
+    with Store(places.db) as store:
+        store.create_run(new_run())
+    return places
+
+
+@pytest.mark.parametrize("how", ["IMMEDIATE", "EXCLUSIVE"])
+def test_a_stop_that_cannot_be_written_gives_up_at_its_deadline_and_says_why(places: Places, how: str) -> None:
+    began_s = time.monotonic()
+
+    with locked(places.db, how), pytest.raises(StoreError, match="is locked; another process has kept it"):
+        life.stop(places, RUN, timeout_s=0.2)
+
+    assert 0.2 <= time.monotonic() - began_s < 5.0  # without a deadline it is patient for half a minute
+
+
+def test_a_wait_that_cannot_read_gives_up_at_its_deadline_and_says_why(places: Places) -> None:
+    began_s = time.monotonic()
+
+    with locked(places.db, "EXCLUSIVE"), pytest.raises(NotFinished, match=f"of run {RUN} after 0.2 s: .* is locked;"):
+        life.wait(places, RUN, timeout_s=0.2)
+
+    assert 0.2 <= time.monotonic() - began_s < 5.0
+
+
+@pytest.mark.slow  # it is longer than one question is patient for
+def test_a_wait_beside_a_locked_database_lasts_as_long_as_was_asked(places: Places) -> None:
+    timeout_s = 2.5 * life.PATIENCE_S
+    began_s = time.monotonic()
+
+    with locked(places.db, "EXCLUSIVE"), pytest.raises(NotFinished, match=f"after {timeout_s:g} s: .* is locked;"):
+        life.wait(places, RUN, timeout_s=timeout_s)
+
+    assert timeout_s <= time.monotonic() - began_s < timeout_s + 5.0
+
+
+def test_a_lock_that_comes_while_one_waits_moves_no_deadline(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = contextlib.ExitStack()
+    with locked(places.db, "EXCLUSIVE"):
+        pass  # no write-ahead log from now on; somebody who reads would keep it
+
+    def lock(_: Places) -> None:
+        held.enter_context(locked(places.db, "EXCLUSIVE"))
+
+    monkeypatch.setattr(life, "ensure_follower", lock)  # asked for once, after the first look
+    began_s = time.monotonic()
+
+    with held, pytest.raises(NotFinished, match="is locked;"):
+        life.wait(places, RUN, timeout_s=0.4)
+
+    assert 0.4 <= time.monotonic() - began_s < 5.0
+
+
+@pytest.mark.parametrize(
+    ("asks", "is_silent", "told"),
+    [
+        (True, True, "was pending when host local was last reached, and the host is unreachable after 0 s; the wish"),
+        (True, False, "is pending after 0 s; the wish to stop it stays, and is carried out when the host answers"),
+        (False, True, "is unreachable after 0 s; it may well go on"),
+        (False, False, "is pending after 0 s; it goes on"),
+    ],
+)
+def test_giving_up_says_what_is_known_and_what_becomes_of_a_wish(
+    places: Places, asks: bool, is_silent: bool, told: str
+) -> None:
+    with Store(places.db) as store:
+        store.new_attempt(RUN)
+        if asks:
+            store.ask(RUN, "stop")
+        if is_silent:
+            store.host_unreachable("local", error="no answer")
+
+    with pytest.raises(NotFinished, match=told):
+        life.wait(places, RUN, timeout_s=0.0)
+
+
+def test_a_lock_that_begins_at_the_deadline_changes_no_answer(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, look = contextlib.ExitStack(), life._until_its_end
+
+    def last_look(*words: Any) -> RunRow:
+        run = look(*words)
+        words[1].close()  # what reads would keep the write-ahead log
+        held.enter_context(locked(places.db, "EXCLUSIVE"))
+        return run
+
+    monkeypatch.setattr(life, "_until_its_end", last_look)
+    began_s = time.monotonic()
+
+    with held, pytest.raises(NotFinished, match="is pending after 0 s; it goes on"):
+        life.wait(places, RUN, timeout_s=0.0)
+
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_what_a_verb_did_before_it_waits_is_part_of_its_time(places: Places) -> None:
+    with pytest.raises(NotFinished, match=f"run {RUN} is pending after 60 s"):
+        life.wait(places, RUN, timeout_s=60.0, since_s=time.monotonic() - 61.0)

@@ -1,0 +1,76 @@
+"""What is said of a machine that takes a connection and is no SSH server, or none yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from orchestrator.errors import HostError
+from orchestrator.shell.keys import Identities
+from orchestrator.shell.link import _explained, _is_silence
+from orchestrator.shell.pulse import KeepAlive
+from orchestrator.shell.routes import Endpoint
+
+ENDPOINT = Endpoint(
+    name="box",
+    address="box.example",
+    port=22,
+    user="me",
+    identity_files=(),
+    identities_only=False,
+    known_hosts_files=(),
+    host_key_alias=None,
+    host_keys="strict",
+    connect_timeout_s=None,
+    keepalive=KeepAlive(),
+)
+
+
+def _banner_fault(cause: Exception) -> paramiko.SSHException:
+    try:
+        try:
+            raise cause
+        except Exception as error:
+            raise paramiko.SSHException("Error reading SSH protocol banner") from error
+    except paramiko.SSHException as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (_banner_fault(TimeoutError()), "accepts TCP, no SSH banner in 10 s, tried for 17 s"),
+        (
+            _banner_fault(EOFError()),
+            "closes the connection without an SSH banner, tried for 17 s; is an SSH server on port 22",
+        ),
+        (paramiko.SSHException("No existing session"), "sends its SSH banner and then nothing, tried for 17 s"),
+    ],
+)
+def test_a_machine_that_does_not_speak_is_told_by_how_and_tried_again(error: Exception, said: str) -> None:
+    assert _is_silence(error)
+    assert said in str(_explained(ENDPOINT, error, tried_s=17.4))
+
+
+class CutLine:
+    """A transport whose line goes when a key is offered."""
+
+    def auth_publickey(self, user: str, key: object) -> list[str]:
+        raise paramiko.AuthenticationException("Authentication failed: transport shut down or saw EOF")
+
+    def is_active(self) -> bool:
+        return False
+
+
+def test_a_line_that_is_cut_while_a_key_is_offered_is_no_refusal(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    paramiko.ECDSAKey.generate().write_private_key_file(str(key))
+    identities = Identities(replace(ENDPOINT, identity_files=(key,), identities_only=True))
+
+    with pytest.raises(HostError, match=r"the connection was lost while .*key was offered") as cut:
+        identities.authenticate(CutLine())  # type: ignore[arg-type]
+
+    assert cut.value.reason == "unreachable"

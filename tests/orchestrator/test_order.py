@@ -1,0 +1,90 @@
+"""The command that repairs a refusal, as it is printed and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions.order import Order, repair_command, settle, settle_stored
+from orchestrator.actions.places import find_places
+from orchestrator.actions.recipes import lacking_data
+from orchestrator.errors import DraftyardError
+from orchestrator.recipe import load_recipe
+from orchestrator.store.rows import Document
+from orchestrator.store.writes import Store
+from remote.spec import DFlashSpec
+from tests.orchestrator.runs import started
+
+BUNDLED_RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2.yaml"
+
+
+def test_the_repair_names_the_variables_of_the_job_and_never_their_values() -> None:
+    spec = load_recipe("smollm2").resolve("ce").spec
+    order = Order("smollm2", host="gpu", gpus=("1",), env={"HF_TOKEN": "hf_canary", "A_FLAG": "1"})
+
+    told = repair_command(order, spec)
+
+    assert told.endswith(" -b ce --host gpu --gpus 1 --env A_FLAG --env HF_TOKEN")
+    assert "hf_canary" not in told
+    assert "--env" not in repair_command(dataclasses.replace(order, env={}), spec)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "no json", '{"spec_version": 99}', '{"spec_version": 1, "entry": "dflash"}']
+)
+def test_a_stored_spec_of_another_version_is_said_in_one_line(tmp_path: Path, text: str) -> None:
+    places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
+    with Store(places.db) as store:
+        started(store, "kxxxaaaa", documents={Document.SPEC: text})
+        run = store.reader.run("kxxxaaaa")
+
+    with pytest.raises(
+        DraftyardError, match=r"the stored spec of run kxxxaaaa cannot be read: .*; launch it anew"
+    ) as told:
+        settle_stored(places, run)
+
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"held_out": "nope.jsonl"}, ["data.held_out: 'nope.jsonl'"]),
+        ({"prompts": "nope.jsonl"}, []),  # the answers are there
+        ({"prompts": "no.jsonl", "answers": "none.jsonl"}, ["data.prompts: 'no.jsonl'"]),
+        ({"answers": "none.jsonl"}, []),  # the target gives them
+        ({"held_out": "/data/there.jsonl"}, []),
+    ],
+)
+def test_data_that_nobody_has_is_missed_before_a_training_and_not_at_its_end(
+    changed: dict[str, str], told: list[str]
+) -> None:
+    spec = load_recipe("smollm2").resolve("ce").spec
+    assert isinstance(spec, DFlashSpec)
+    spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data, **changed))
+
+    lines = lacking_data(spec, Path("/project/recipes"))
+
+    assert [f"{path}: {line.partition(' is neither')[0]}" for path, line in lines] == told
+
+
+def test_without_an_evaluation_at_the_end_no_held_out_prompts_are_missed() -> None:
+    spec = load_recipe("smollm2").resolve("ce", ["data.held_out=nope.jsonl", "evaluate.at_end=false"]).spec
+    assert isinstance(spec, DFlashSpec)
+
+    assert lacking_data(spec, Path("/project/recipes")) == []
+
+
+def test_a_settled_order_knows_the_file_of_its_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    text = BUNDLED_RECIPE.read_bytes()
+    (tmp_path / "recipes" / "smollm2.yaml").write_bytes(text)
+    places = find_places(tmp_path, {"HOME": str(tmp_path)})
+
+    settled = settle(places, Order("smollm2"))
+
+    file = str(tmp_path / "recipes" / "smollm2.yaml")
+    assert settled.recipe == {"recipe_file": file, "recipe_hash": hashlib.sha256(text).hexdigest()}

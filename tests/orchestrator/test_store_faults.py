@@ -1,0 +1,179 @@
+"""What every verb says when runs.db cannot be used: one line with the file and what to do, exit 1, nothing started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import StoreError
+from orchestrator.store.faults import told_plainly
+from orchestrator.store.rows import State
+from orchestrator.store.writes import Store
+from tests.orchestrator.runs import RUN, started
+from tests.orchestrator.yard import Yard
+
+pytestmark = pytest.mark.slow  # every verb on a broken database
+
+READS = (
+    ["ls"],
+    ["show", RUN],
+    ["logs", RUN],
+    ["metrics", RUN],
+    ["compare", RUN, RUN],
+    ["diff", RUN, RUN],
+    ["evidence"],
+    ["hosts"],
+    ["wait", RUN],
+    ["pull", RUN],
+    ["evaluate", RUN],
+    ["resume", RUN],
+    ["export", RUN],
+    ["export", RUN, "--metrics", "jsonl"],
+    ["plot", RUN],
+    ["reap"],
+    ["watch", RUN, "--once"],
+)
+WRITES = (
+    ["tag", RUN, "best"],
+    ["note", RUN, "a word"],
+    ["mark", RUN, "failed", "a test"],
+    ["rm", RUN],
+    ["restore", RUN],
+    ["purge", RUN, "--yes"],
+    ["doctor"],
+    ["doctor", "local"],
+    ["stop", RUN, "--no-wait"],
+    ["launch", "tiny", "--force", "a test"],
+    ["smoke", "tiny", "--again"],
+    ["follow"],
+)
+
+
+def _filled(yard: Yard) -> Path:
+    with Store(yard.root / "runs.db") as store:
+        started(store)
+        store.set_state(RUN, State.FAILED, evidence="x")
+    return yard.root / "runs.db"
+
+
+def _expect_one_line(yard: Yard, words: list[str], *what: str) -> None:
+    assert yard.run(*words) == 1, f"{words}: {yard.out}{yard.err}"
+    # doctor goes on with the rest, and tells the database among it
+    told, start = (yard.out, "FAIL database") if words[0] == "doctor" else (yard.err, "error: ")
+    line = [line.replace("  ->  ", "; ") for line in told.splitlines() if line.startswith(start)]
+    if words == ["doctor"]:  # here, and on the host local
+        assert len(line) == 2, told
+        line = line[1:]
+    assert len(line) == 1, f"{words}: {told}"
+    assert "Traceback" not in yard.err + yard.out
+    for part in (str(yard.root / "runs.db"), *what):
+        assert part in line[0], f"{words}: {line[0]}"
+    if words[0] not in ("doctor", "follow", "watch"):
+        assert yard.json(*words, code=1)["error"]["reason"] == "store", words
+
+
+def _nothing_was_started(yard: Yard) -> bool:
+    return not list((yard.root / "data").rglob("runs/*"))
+
+
+@pytest.fixture
+def broken(yard: Yard) -> Iterator[Yard]:
+    """Whatever is done to its database is taken away before the yard is cleared up."""
+    yield yard
+    for path in yard.root.glob("runs.db*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.slow
+def test_a_folder_in_place_of_the_database(broken: Yard) -> None:
+    yard = broken
+    (yard.root / "runs.db").mkdir()
+
+    for words in (*READS, *WRITES):
+        _expect_one_line(yard, words, "is a folder; a database file was expected", "--db or DRAFTYARD_DB")
+    assert _nothing_was_started(yard)
+
+
+@pytest.mark.slow
+def test_a_database_that_another_keeps_locked_keeps_its_reason(broken: Yard) -> None:
+    """Waited for ten seconds; it used to be translated twice, and its reason was lost on the way."""
+    path = _filled(broken)
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA journal_mode = DELETE")  # without the write-ahead log a writer keeps readers out
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        told = broken.json("ls", code=1)["error"]
+    finally:
+        other.rollback()
+        other.close()
+
+    assert told["reason"] == "store"
+    assert told["message"].startswith(f"{path}: database is locked; another process has kept it locked for too long")
+    assert told["message"].count(str(path.name)) == 2  # the file, and how to find who holds it
+
+
+@pytest.mark.slow
+def test_a_damaged_database(broken: Yard) -> None:
+    yard = broken
+    path = _filled(yard)
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+
+    for words in (*READS, *WRITES):
+        _expect_one_line(yard, words, f"it is damaged: save what can be read (sqlite3 '{path}' .recover)")
+    assert _nothing_was_started(yard)
+
+
+@pytest.fixture
+def read_only(yard: Yard) -> Iterator[Callable[[], None]]:
+    """Makes the project's folder read-only; root is stopped by a mount alone."""
+    root = yard.root
+    made = False
+
+    def close() -> None:
+        nonlocal made
+        if os.getuid() != 0:
+            root.chmod(0o555)
+            (root / "runs.db").chmod(0o444)
+            return
+        steps = (["mount", "--bind", str(root), str(root)], ["mount", "-o", "remount,ro,bind", str(root)])
+        made = subprocess.run(steps[0], capture_output=True, check=False).returncode == 0
+        if not made or subprocess.run(steps[1], capture_output=True, check=False).returncode:
+            pytest.skip("a read-only folder needs a mount here")
+        os.chdir(root)
+
+    yield close
+    if made:
+        os.chdir("/")
+        subprocess.run(["umount", "-l", str(root)], check=True)
+        os.chdir(root)
+    root.chmod(0o755)
+    (root / "runs.db").chmod(0o644)
+
+
+@pytest.mark.slow
+def test_a_read_only_database(yard: Yard, read_only: Callable[[], None]) -> None:
+    _filled(yard)
+    read_only()
+
+    for words in WRITES:
+        _expect_one_line(yard, words)
+    assert _nothing_was_started(yard)
+
+
+def test_a_refused_query_is_not_a_damaged_file(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "runs.db")
+    with pytest.raises(StoreError, match="a shorter filter may do") as refused, told_plainly(tmp_path / "runs.db"):
+        connection.execute("SELECT 'a' GLOB ?", ("*" * 60_000,))
+    with pytest.raises(StoreError, match="not written by this program"), told_plainly(tmp_path / "runs.db"):
+        connection.execute("SELECT * FROM runs")
+    connection.close()
+
+    assert "damaged" not in str(refused.value)

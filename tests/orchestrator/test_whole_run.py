@@ -1,0 +1,112 @@
+"""What is said of a run with several attempts is said of the whole run, at each step of the newest attempt."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions import history
+from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.whole_run import whole_series, whole_sketch
+from orchestrator.store.reads import Reader
+from orchestrator.store.writes import Store
+from remote.wire import Event
+from tests.orchestrator.runs import RUN, again, batch, event, started, steps
+
+
+def told(first: int, last: int) -> list[Event]:
+    """A loss that falls with the step, from 1,000 at step 0."""
+    return [event(step, "metrics", step=step, values={"loss": 1000.0 - step}) for step in range(first, last + 1)]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
+
+
+@pytest.fixture
+def resumed(places: Places) -> Store:
+    """Steps 1-77, from the checkpoint of step 70 on again: 71-84, whose losses are a half lower."""
+    store = Store(places.db)
+    started(store)
+    store.ingest(batch([*told(1, 77), event(78, "metrics", step=60, values={"eval": math.nan})]))
+    again(store)
+    again_told = [event(step, "metrics", step=step, values={"loss": 999.5 - step}) for step in range(71, 85)]
+    store.ingest(batch(again_told, attempt=2))
+    return store
+
+
+def test_a_summary_covers_every_attempt_and_nothing_that_was_done_anew(resumed: Store) -> None:
+    with resumed.reader as reader:
+        found = whole_series(reader, RUN)
+
+    loss = found["loss"]
+    assert (loss.first_step, loss.last_step, loss.attempt, loss.num_values) == (1, 84, 2, 84)
+    assert (loss.last_value, loss.min_value, loss.max_value) == (915.5, 915.5, 999.0)
+    assert (found["eval"].num_nan, found["eval"].attempt) == (1, 1)
+
+
+def test_show_metrics_and_compare_say_the_same(resumed: Store, places: Places) -> None:
+    shown = {row.name: row for row in history.show(places, RUN).series}
+    listed = {row.name: row for row in history.series(places, RUN)[1]}
+    compared = {item.name: item for item in history.compare(places, [RUN, RUN]).metrics}
+
+    assert shown == listed
+    assert (compared["loss"].finals[0], compared["loss"].maxima[1]) == (915.5, 999.0)
+
+
+def test_a_sketch_runs_through_every_attempt(resumed: Store) -> None:
+    with resumed.reader as reader:
+        means = whole_sketch(reader, RUN, "loss", buckets=12)
+
+    assert len(means) == 12
+    assert means == sorted(means, key=lambda mean: -(mean or 0))  # falls without a jump back
+    assert (means[0] or 0) > 990
+
+
+def test_an_attempt_that_began_anew_stands_for_the_run(tmp_path: Path) -> None:
+    with Store(tmp_path / "runs.db") as store:
+        started(store)
+        store.ingest(batch(steps(1, 50, loss=9.0)))
+        again(store)
+        store.ingest(batch(steps(1, 20, loss=2.0), attempt=2))
+
+        (loss,) = whole_series(store.reader, RUN).values()
+
+    assert (loss.first_step, loss.last_step, loss.max_value) == (1, 20, 2.0)
+
+
+@pytest.mark.parametrize("step", [1, 2, 255, 256, 257, 600, 601, 900])
+def test_a_series_before_a_step_is_what_its_raw_values_say(tmp_path: Path, step: int) -> None:
+    with Store(tmp_path / "runs.db") as store:
+        started(store)
+        store.ingest(batch(told(1, 600)))
+        with Reader(store.path) as reader:
+            (row,) = reader.series(RUN)
+            found = reader.series_before(row, step)
+
+    if step == 1:
+        assert found is None
+        return
+    last = min(step - 1, 600)
+    assert found is not None
+    assert (found.last_step, found.last_value, found.num_values) == (last, 1000.0 - last, last)
+    assert (found.min_value, found.max_value, found.num_nan) == (1000.0 - last, 999.0, 0)
+
+
+def test_a_rare_metric_of_discarded_steps_counts_no_more(places: Places) -> None:
+    with Store(places.db) as store:
+        started(store)
+        evals = [event(90 + step, "metrics", step=step, values={"eval": step}) for step in (50, 69)]
+        store.ingest(
+            batch([*told(1, 100), *evals, event(300, "metrics", step=100, values={"eval": 1000.0, "old": 1.0})])
+        )
+        again(store)
+        store.ingest(batch([*told(78, 200), event(300, "metrics", step=200, values={"eval": 5.0})], attempt=2))
+
+        found = whole_series(store.reader, RUN)
+
+    assert (found["eval"].max_value, found["eval"].num_values) == (69.0, 3)
+    assert "old" not in found

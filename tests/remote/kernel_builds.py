@@ -1,0 +1,103 @@
+"""Compiles every kernel for a card that is not here and prints its resources as JSON, one kernel a line.
+
+    python -m tests.remote.kernel_builds CAPABILITY [attention | others]        (90: H200; 120: RTX PRO 6000)
+
+Needs Triton, whose wheel brings the compiler, and no CUDA. Run it with TRITON_INTERPRET=0: tests choose the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from remote.drafter.kernels import attention, cross_entropy, norm, swiglu
+from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
+from remote.drafter.kernels.attention_forward import forward_kernel
+
+POINTERS = {"log_sum_ptr": "*fp32", "delta_ptr": "*fp32", "start_ptr": "*i32", "end_ptr": "*i32", "seen_by_ptr": "*i32"}
+FLOATS = ("scale", "eps", "hard", "soft")
+INTS = ("num_tokens", "num_context", "num_blocks", "num_rows")
+
+
+def build(kernel: Any, constants: dict[str, Any], *, capability: int, pointers: dict[str, str] | None = None) -> Any:
+    """The compiled kernel; pointers are aligned and bf16 unless named otherwise."""
+    constants = dict(constants)
+    options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            signature[name] = (POINTERS | (pointers or {})).get(name, "*bf16")
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if name in FLOATS else "i32"
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def builds(capability: int, part: str = "all") -> Iterator[tuple[str, Any]]:
+    """At the shapes of drafters for 8B and 27B targets: 32 heads of 128 over 8, blocks of 32, width 5120, 248,320 tokens."""
+    if part != "others":
+        yield from _attention_builds(capability)
+    if part != "attention":
+        yield from _row_builds(capability)
+        yield from _body_builds(capability)
+
+
+def _attention_builds(capability: int) -> Iterator[tuple[str, Any]]:
+    tiles = attention.LARGE_TILES if capability == 90 else attention.SMALL_TILES
+    shape = attention._Shape(1024 * 32, 8000, 32, 8, 4, 128, "tf32")
+    whole = {"CAUSAL": False}
+    forward = shape.constants(tiles.forward, is_whole=True) | whole
+    yield "attention forward", build(forward_kernel, forward, capability=capability)
+    query = shape.constants(tiles.query, is_whole=True) | whole
+    yield "attention query gradient", build(query_gradient_kernel, query, capability=capability)
+    context = shape.constants(tiles.context, is_whole=False)
+    yield "attention context gradient", build(context_gradient_kernel, context, capability=capability)
+
+
+def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
+    row = {"VOCAB": 248_320, "TILE": cross_entropy.TILE, **cross_entropy.OPTIONS}
+    numbers = dict.fromkeys(("logits_ptr", "target_ptr", "weight_ptr", "entropy_ptr", "scale_ptr"), "*fp32")
+    numbers |= dict.fromkeys(("label_logit_ptr", "target_log_sum_ptr", "soft_ce_ptr"), "*fp32")
+    numbers |= dict.fromkeys(("label_ptr", "best_ptr", "rank_ptr", "target_row_ptr"), "*i64")
+    with_target = {"HAS_TARGET": True, "HAS_OUT": True}
+    for name, kernel, flags in (
+        ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True}),
+        ("cross-entropy gradient", cross_entropy._cross_entropy_kernel, with_target),
+        ("entropy gradient", cross_entropy._entropy_kernel, {}),
+    ):
+        yield name, build(kernel, row | flags, capability=capability, pointers=numbers)
+
+
+def _body_builds(capability: int) -> Iterator[tuple[str, Any]]:
+    sums = {"scale_ptr": "*fp32", "partial_ptr": "*fp32"}
+    width = {"WIDTH": 5120, "TILE": 8192, "num_warps": 8}
+    heads = {"HEADS": 32, "HEADS_PAD": 32, "HALF": 64}
+    inner = {"WIDTH": 17_408, "TILE": swiglu.TILE}
+    for name, kernel, constants in (
+        ("norm", norm._norm_kernel, width),
+        ("norm gradient", norm._norm_gradient_kernel, width),
+        ("heads", norm._head_kernel, heads),
+        ("heads gradient", norm._head_gradient_kernel, heads),
+        ("swiglu", swiglu._swiglu_kernel, inner),
+        ("swiglu gradient", swiglu._swiglu_gradient_kernel, inner),
+    ):
+        yield name, build(kernel, constants, capability=capability, pointers=sums)
+
+
+def main(capability: int, part: str = "all") -> None:
+    for name, built in builds(capability, part):
+        sys.stdout.write(json.dumps({"kernel": name, "shared_bytes": built.metadata.shared}) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

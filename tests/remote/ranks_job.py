@@ -1,0 +1,87 @@
+"""The training job of one rank as the elastic launcher starts it, with what a test wants to go wrong.
+
+`python -m torch.distributed.run ... tests/remote/ranks_job.py RUN_DIR WISHES`: wishes are JSON, {} for none.
+    target_sleep_s, drafter_sleep_s    how much longer every capture, every step takes
+    kill: [rank, n]                    that rank kills itself as it begins its n-th capture or step
+    fail: [rank, n]                    it raises instead
+    mute_rows: [row, ...]              of these rows nothing is learnt
+    stop_at: [rank, n]                 that rank alone is told to stop in its n-th step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remote.drafter import train as training
+from remote.drafter.__main__ import main
+from remote.drafter.blocks import Row
+from remote.drafter.data import Dataset
+from remote.drafter.target import Target
+
+RANK = int(os.environ["RANK"])
+WISHES = json.loads(sys.argv[2])
+
+
+def troubled(work: Any, sleep_s: float) -> Any:
+    """The same function, slower, or fatal at its n-th call."""
+    calls = 0
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if WISHES.get("kill") == [RANK, calls]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if WISHES.get("fail") == [RANK, calls]:
+            raise ValueError("the test wants this")
+        if WISHES.get("stop_at") == [RANK, calls]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(sleep_s)
+        return work(*arguments, **named)
+
+    return wrapped
+
+
+def muted(packed: Any) -> Any:
+    def wrapped(self: Dataset, row: int) -> Row:
+        found = packed(self, row)
+        if row in WISHES.get("mute_rows", []):
+            found = dataclasses.replace(found, loss_mask_S=torch.zeros_like(found.loss_mask_S))
+        return found
+
+    return wrapped
+
+
+def converted(target_folder: Any) -> Any:
+    """Leaves a file that says which rank looked for the target's folder, as the one that would convert it."""
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        time.sleep(0.5)
+        (Path(sys.argv[1]) / f"converted-by-{RANK}").touch()
+        return target_folder(*arguments, **named)
+
+    return wrapped
+
+
+def after_it(load_target: Any) -> Any:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        assert (Path(sys.argv[1]) / "converted-by-0").exists()
+        return load_target(*arguments, **named)
+
+    return wrapped
+
+
+training.target_folder = converted(training.target_folder)
+training.load_target = after_it(training.load_target)
+Target.capture = troubled(Target.capture, WISHES.get("target_sleep_s", 0.0))  # type: ignore[method-assign]
+training.run_step = troubled(training.run_step, WISHES.get("drafter_sleep_s", 0.0))
+Dataset.packed = muted(Dataset.packed)  # type: ignore[method-assign]
+sys.exit(main(["train", sys.argv[1]]))

@@ -1,0 +1,84 @@
+"""Which tokens of a conversation are learnt from."""
+
+from __future__ import annotations
+
+import pytest
+
+from remote.drafter.chat import prompt_text, render
+from tests.remote.conftest import tiny_tokenizer
+
+# What Qwen3's template does, in short: the last answer gets a reasoning header, earlier ones lose theirs;
+# the prompt gets an empty one when thinking is switched off.
+REASONING = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' and loop.last %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+)
+QUESTION = {"role": "user", "content": "Why?"}
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def learnt(tokenizer, messages, **options) -> str:
+    rendered = render(tokenizer, messages, **options)
+    return tokenizer.decode([token for token, on in zip(rendered.ids, rendered.loss_mask, strict=True) if on])
+
+
+@pytest.fixture(params=["chatml", "reasoning"])
+def tokenizer(request):
+    made = tiny_tokenizer()
+    if request.param == "reasoning":
+        made.chat_template = REASONING
+    return made
+
+
+def test_loss_falls_on_the_answer_and_the_token_that_ends_it(tokenizer):
+    assert learnt(tokenizer, [QUESTION, answer("Because.")]) == "Because.<|im_end|>"
+
+
+def test_every_assistant_turn_is_learnt(tokenizer):
+    messages = [QUESTION, answer("Because."), {"role": "user", "content": "And?"}, answer("So.")]
+
+    assert learnt(tokenizer, messages) == "Because.<|im_end|>So.<|im_end|>"
+
+
+def test_a_cut_answer_ends_with_its_last_token_and_teaches_no_end(tokenizer):
+    rendered = render(tokenizer, [QUESTION, answer("Because it")], finished=False)
+
+    assert learnt(tokenizer, [QUESTION, answer("Because it")], finished=False) == "Because it"
+    assert rendered.loss_mask[-1]
+
+
+def test_an_answer_is_tokenised_as_it_is_when_it_follows_its_prompt(tokenizer):
+    prompt = tokenizer(prompt_text(tokenizer, [QUESTION]), add_special_tokens=False)["input_ids"]
+
+    assert render(tokenizer, [QUESTION, answer("\nYes")]).ids[: len(prompt)] == prompt
+
+
+def test_an_empty_reasoning_header_is_read_but_not_learnt():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = REASONING
+
+    rendered = render(tokenizer, [QUESTION, answer("Because.")])
+
+    assert "<think>\n\n</think>" in tokenizer.decode(rendered.ids)
+    assert learnt(tokenizer, [QUESTION, answer("Because.")]) == "Because.<|im_end|>"
+
+
+def test_a_chat_without_an_assistant_turn_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="has no assistant turn"):
+        render(tokenizer, [QUESTION])
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{{ messages | length }}{% for message in messages %}{{ message['content'] + '<|im_end|>' }}{% endfor %}"
+    )
+
+    with pytest.raises(ValueError, match="turn 2: the chat template rewrites the turns before it"):
+        render(tokenizer, [QUESTION, answer("Because.")])

@@ -1,0 +1,391 @@
+"""Acceptance, intervals, text equality and estimates of an evaluation."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote.drafter import evaluate as evaluation_room
+from remote.drafter.attention import Backend, choose_backend
+from remote.drafter.data import Chat
+from remote.drafter.decode import Decoded, Setting, decode_plain
+from remote.drafter.estimate import estimate
+from remote.drafter.evaluate import evaluate, is_degenerate
+from remote.drafter.export import export_drafter
+from remote.drafter.interval import bootstrap, bootstrap_sums, difference
+from remote.drafter.model import DFlashDrafter
+from tests.remote.specs import tiny_spec
+
+QUESTIONS = ["Why is it so?", "Who?", "When did they come?", "2 + 2", "A poem about rain.", "No"]
+
+
+@pytest.fixture(scope="module")
+def spec(tiny_target_spec, tiny_drafter_spec):
+    made = tiny_spec(
+        evaluate={"num_prompts": 5, "max_new_tokens": 16, "compare_untrained": True, "tree_budgets": [4, 8]}
+    )
+    return replace(made, target=tiny_target_spec, drafter=tiny_drafter_spec)
+
+
+@pytest.fixture(scope="module")
+def drafter(spec):
+    backend = choose_backend(spec.drafter, device=torch.device("cpu"), dtype=torch.float32)
+    made = DFlashDrafter(spec.target, spec.drafter, backend=backend)
+    made.init_weights(torch.Generator().manual_seed(7))
+    return made
+
+
+@pytest.fixture(scope="module")
+def chats():
+    return [Chat(({"role": "user", "content": text},), where=f"line {i}") for i, text in enumerate(QUESTIONS)]
+
+
+@pytest.fixture(scope="module")
+def evaluation(drafter, tiny_target, spec, chats):
+    return evaluate(drafter, tiny_target, spec, prompts=chats)
+
+
+def row(evaluation, **wanted):
+    found = [r for r in evaluation.rows if all(r.protocol.get(name) == value for name, value in wanted.items())]
+    assert len(found) == 1, wanted
+    return found[0]
+
+
+@pytest.mark.slow
+def test_every_way_of_decoding_has_a_row_with_its_protocol(evaluation):
+    ways = [(r.protocol["method"], r.protocol.get("drafter"), r.protocol.get("budget")) for r in evaluation.rows]
+
+    assert ways == [
+        ("plain", None, None),
+        ("chain", "trained", None),
+        ("tree", "trained", 4),
+        ("chain", "untrained", None),
+        ("offline", "trained", None),
+    ]
+    for found in evaluation.rows:
+        assert {"target", "temperature", "thinking", "template", "max_tokens", "prompts", "dtype"} <= set(
+            found.protocol
+        )
+
+
+def test_drafted_texts_are_the_plain_ones(evaluation):
+    for method in ("chain", "tree"):
+        values = row(evaluation, method=method, drafter="trained").values
+        assert values["mismatches"] == 0
+        assert values["texts_equal"] + values["near_ties"] == row(evaluation, method="plain").protocol["num_prompts"]
+
+
+@pytest.mark.slow
+def test_acceptance_is_the_mean_over_prompts_of_the_mean_over_rounds(evaluation):
+    values = row(evaluation, method="chain", drafter="trained").values
+
+    assert values["acceptance_length_low"] <= values["acceptance_length"] <= values["acceptance_length_high"]
+    assert 1 <= values["acceptance_length"] <= 4
+    assert values["acceptance_at"] == sorted(values["acceptance_at"], reverse=True)
+    assert len(values["acceptance_at"]) == 3
+
+
+def test_trained_and_untrained_and_tree_and_chain_are_compared_by_prompt(evaluation):
+    chain = row(evaluation, method="chain", drafter="trained").values
+    untrained = row(evaluation, method="chain", drafter="untrained").values
+    tree = row(evaluation, method="tree").values
+
+    assert chain["over_untrained"] == pytest.approx(chain["acceptance_length"] - untrained["acceptance_length"])
+    assert tree["over_chain"] == pytest.approx(tree["acceptance_length"] - chain["acceptance_length"])
+    assert tree["over_chain_low"] <= tree["over_chain"] <= tree["over_chain_high"]
+
+
+def test_the_drafter_before_its_first_step_is_the_one_training_went_on_from(drafter, spec, tmp_path):
+    """With init_from nothing was ever drawn at random: the gain over the start is that of the training."""
+    made = replace(spec, drafter=replace(spec.drafter, init_from=str(tmp_path / "export")))
+    export_drafter(drafter, spec, tmp_path / "export", step=1)
+    moved = copy.deepcopy(drafter)
+    with torch.no_grad():
+        moved.fc.weight.mul_(-1)
+
+    start = evaluation_room.before_training(moved, made)
+
+    assert torch.equal(start.fc.weight, drafter.fc.weight.bfloat16().float())  # as an export holds it
+    assert not torch.equal(evaluation_room.before_training(moved, spec).fc.weight, start.fc.weight)
+    assert torch.equal(moved.fc.weight, -drafter.fc.weight)
+
+
+class Counting(DFlashDrafter):
+    """Counts the texts that are begun with it."""
+
+    num_begun = 0
+
+    def draft(self, features_MC, cache, block_embeddings_BH):
+        self.num_begun += cache.num_tokens == 0
+        return super().draft(features_MC, cache, block_embeddings_BH)
+
+
+@pytest.mark.slow
+def test_every_way_of_decoding_is_begun_once_before_its_clock_runs(drafter, tiny_target, spec, chats):
+    """The first text pays for what is loaded and made once, on a card some tenths of a second; no way has that alone."""
+    counting = copy.deepcopy(drafter)
+    counting.__class__ = Counting
+    alone = replace(spec, evaluate=replace(spec.evaluate, compare_untrained=False))
+
+    found = evaluate(counting, tiny_target, alone, prompts=chats)
+
+    num_cases = row(found, method="plain").protocol["num_prompts"]
+    assert counting.num_begun == 2 * (num_cases + 1)  # chain, and the smallest tree
+
+
+def test_texts_that_run_in_circles_are_counted_and_left_out(drafter, tiny_target, spec, chats):
+    speechless = replace(tiny_target, head_VH=torch.zeros_like(tiny_target.head_VH))  # says token 0 for ever
+    ticks = []
+
+    def progress(what, *, done, total, unit):
+        ticks.append((done, total))
+
+    evaluation = evaluate(drafter, speechless, spec, prompts=chats, progress=progress)
+
+    protocol = row(evaluation, method="plain").protocol
+    assert (protocol["num_degenerate"], protocol["num_prompts"]) == (5, 0)
+    assert sum("repeats itself" in note for note in evaluation.notes) == 5
+    assert math.isnan(row(evaluation, method="tree").values["acceptance_length"])
+    assert "5 prompts left out" in evaluation.summary
+    assert ticks[-1] == (5, 5)
+
+
+def test_a_difference_that_is_no_near_tie_is_a_mismatch_and_says_so(drafter, tiny_target, spec, chats):
+    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None, ways=1, total=1)
+    prompt = tiny_target.prompt_ids(chats[0].messages)
+    plain = decode_plain(tiny_target, prompt, Setting(8))
+    wrong = Decoded((*plain.ids[:3], (plain.ids[3] + 1) % 260, *plain.ids[4:]), plain.accepted, 1.0, 7)
+    case = evaluation_room._Case(1, prompt, Setting(8), plain)
+
+    counts = evaluation_room._texts_against_plain(
+        bench, [case], evaluation_room._Run("trained", "chain", None, [wrong])
+    )
+
+    assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
+    assert "prompt 1, trained chain: from token 4 on" in bench.notes[0]
+    assert "NOT a near tie" in bench.notes[0]
+
+
+@pytest.mark.parametrize(("kept", "limit"), [(3, 8), (7, 8), (3, 4)])
+def test_a_drafted_text_that_only_begins_like_the_plain_one_is_a_mismatch(
+    drafter, tiny_target, spec, chats, kept, limit
+):
+    """No two tokens part there, so no rounding explains it; and the other way round, a text that goes on too long."""
+    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None, ways=1, total=1)
+    prompt = tiny_target.prompt_ids(chats[0].messages)
+    plain = decode_plain(tiny_target, prompt, Setting(8))
+    short = replace(plain, ids=plain.ids[:kept])
+
+    for ours, theirs in ((plain, short), (short, plain)):
+        case = evaluation_room._Case(1, prompt, Setting(limit), ours)
+        run = evaluation_room._Run("trained", "chain", None, [theirs])
+        counts = evaluation_room._texts_against_plain(bench, [case], run)
+
+        assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
+    assert f"ends after {kept} tokens" in bench.notes[0]
+
+
+def test_a_text_cut_by_the_token_limit_is_the_plain_one(drafter, tiny_target, spec, chats):
+    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None, ways=1, total=1)
+    prompt = tiny_target.prompt_ids(chats[0].messages)
+    plain = decode_plain(tiny_target, prompt, Setting(8))
+    case = evaluation_room._Case(1, prompt, Setting(3), plain)
+    run = evaluation_room._Run("trained", "chain", None, [replace(plain, ids=plain.ids[:3])])
+
+    counts = evaluation_room._texts_against_plain(bench, [case], run)
+
+    assert counts == {"texts_equal": 1, "near_ties": 0, "mismatches": 0}
+
+
+@pytest.mark.slow
+def test_a_text_without_a_round_is_left_out_and_counted(drafter, tiny_target, spec, chats):
+    """Answers that end with their first token: there is nothing to draft, and nothing that a mean should hold."""
+    first = decode_plain(tiny_target, tiny_target.prompt_ids(chats[1].messages), Setting(1)).ids[0]
+    brief = replace(tiny_target, stop_ids=tiny_target.stop_ids | {first})
+
+    evaluation = evaluate(drafter, brief, spec, prompts=chats)
+
+    plain = row(evaluation, method="plain").protocol
+    chain = row(evaluation, method="chain", drafter="trained").values
+    assert plain["num_undrafted"] >= 1
+    assert plain["num_undrafted"] + plain["num_degenerate"] + plain["num_prompts"] == 5
+    assert chain["texts_equal"] + chain["near_ties"] == plain["num_prompts"]
+    assert any("prompt 2 (line 1) is left out: its text is one token" in note for note in evaluation.notes)
+
+
+@pytest.mark.slow
+def test_a_prompt_is_decoded_once_however_often_it_is_in_the_file(drafter, tiny_target, spec, chats):
+    again = [replace(chats[0], where="line 9", family="other")]
+
+    doubled = evaluate(drafter, tiny_target, spec, prompts=[chats[0], *again, chats[1], chats[0], *chats[2:]])
+
+    single = evaluate(drafter, tiny_target, spec, prompts=chats)
+    assert row(doubled, method="plain").protocol["num_duplicates"] == 2
+    assert row(single, method="plain").protocol["num_duplicates"] == 0
+    assert "2 prompts dropped: they were there before" in doubled.summary
+    for method in ("chain", "tree"):
+        values = [row(each, method=method, drafter="trained").values for each in (doubled, single)]
+        names = ("acceptance_length", "acceptance_length_low", "acceptance_length_high", "num_rounds")
+        assert [values[0][name] for name in names] == [values[1][name] for name in names]
+
+
+@pytest.mark.slow
+def test_duplicates_are_counted_up_to_the_last_prompt_used(drafter, tiny_target, spec, chats):
+    """What stands behind it in the file was not looked at, and says nothing about the number of prompts."""
+    two = replace(spec, evaluate=replace(spec.evaluate, num_prompts=2, compare_untrained=False))
+
+    found = evaluate(drafter, tiny_target, two, prompts=[chats[0], chats[0], *chats[1:], *chats[1:]])
+
+    assert row(found, method="plain").protocol["num_duplicates"] == 1
+
+
+def test_the_speed_of_every_way_has_an_interval(evaluation):
+    for way in ({"method": "chain", "drafter": "trained"}, {"method": "tree"}, {"method": "plain"}):
+        values = row(evaluation, **way).values
+        names = ["tokens_per_s"] if way == {"method": "plain"} else ["tokens_per_s", "speed_up"]
+        for name in names:
+            assert values[f"{name}_low"] <= values[name] <= values[f"{name}_high"]
+    chain = row(evaluation, method="chain", drafter="trained").values
+    plain = row(evaluation, method="plain").values
+    assert chain["speed_up"] == pytest.approx(chain["tokens_per_s"] / plain["tokens_per_s"])
+    assert f"[{chain['speed_up_low']:.2f}, {chain['speed_up_high']:.2f}] times the speed" in evaluation.summary
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_how_far_it_is_before_the_first_text_and_after_the_last(drafter, tiny_target, spec, chats):
+    """The first text can take a minute on a busy machine, and the estimates another."""
+    said = []
+
+    def progress(what, *, done, total, unit):
+        said.append((what, done, total, unit))
+
+    evaluate(drafter, tiny_target, spec, prompts=chats, progress=progress)
+
+    assert said[0] == ("decoding held-out prompts", 0, 20, "texts")
+    estimates = [(done, unit) for what, done, total, unit in said if what == "estimating acceptance"]
+    assert estimates == [(done, "texts") for done in range(len(estimates))]
+    assert said[-1][1] == said[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "degenerate"),
+    [
+        ([1] * 32, True),
+        ([*range(20), *[7, 8, 9] * 8], True),
+        ([*range(30), 7, 8, 7, 8], False),
+        (list(range(32)), False),
+        ([1] * 6, False),  # too short to say
+        ([], False),
+    ],
+)
+def test_degenerate_texts_are_told_by_their_repeating_end(ids, degenerate):
+    assert is_degenerate(ids) is degenerate
+
+
+def test_estimates_are_a_slow_loop_over_anchors(drafter, tiny_target, spec, chats):
+    prompt = tiny_target.prompt_ids(chats[2].messages)
+    text = decode_plain(tiny_target, prompt, Setting(16))
+
+    found = estimate(drafter, tiny_target, [(prompt, text)], budgets=[8])
+
+    ids = torch.tensor([*prompt, *text.ids])
+    features, _ = tiny_target.capture(
+        ids, torch.zeros_like(ids), torch.arange(len(ids)), layers=spec.drafter.captured_layers
+    )
+    lengths = []
+    for anchor in range(len(prompt), len(ids) - 3):
+        from remote.drafter.model import DraftCache
+
+        block = torch.tensor([int(ids[anchor]), 3, 3, 3])
+        hidden = drafter.draft(features[:anchor], DraftCache(2), tiny_target.embed(block))
+        draft = tiny_target.logits(hidden[1:]).argmax(-1).tolist()
+        right = 0
+        while right < 3 and draft[right] == int(ids[anchor + 1 + right]):
+            right += 1
+        lengths.append(right + 1)
+    assert found.chain_tau == (pytest.approx(sum(lengths) / len(lengths)),)
+    assert found.tree_tau[8][0] >= found.chain_tau[0]
+    assert len(found.coverage[4]) == 3
+
+
+def test_estimates_never_compile_for_the_length_of_a_text(drafter, tiny_target, spec, chats):
+    """Flex is compiled for static shapes and gives up at the ninth; every text here has another length."""
+    named = []
+
+    @dataclass(frozen=True)
+    class Noting(Backend):
+        def plan(self, visibility):
+            named.append(self.name)
+            return Backend("sdpa", "test").plan(visibility)
+
+    training = DFlashDrafter(spec.target, spec.drafter, backend=Noting("flex", "test"))
+    training.load_state_dict(drafter.state_dict())
+    prompts = [tiny_target.prompt_ids(chat.messages) for chat in chats]
+    texts = [(prompt, decode_plain(tiny_target, prompt, Setting(8))) for prompt in prompts]
+
+    found = estimate(training, tiny_target, texts, budgets=[4])
+
+    assert set(named) == {"sdpa"}
+    assert training.backend.name == "flex"
+    plain = estimate(drafter, tiny_target, texts, budgets=[4])
+    assert (found.chain_tau, found.tree_tau) == (plain.chain_tau, plain.tree_tau)
+
+
+def test_a_text_too_short_for_one_block_is_not_estimated(drafter, tiny_target, chats):
+    prompt = tiny_target.prompt_ids(chats[0].messages)
+
+    found = estimate(drafter, tiny_target, [(prompt, decode_plain(tiny_target, prompt, Setting(3)))], budgets=[8])
+
+    assert found.chain_tau == ()
+
+
+@given(st.lists(st.floats(1, 8), min_size=1, max_size=12))
+def test_an_interval_holds_its_mean_and_lies_within_the_values(values):
+    interval = bootstrap(values)
+
+    assert min(values) - 1e-9 <= interval.low <= interval.mean + 1e-9
+    assert interval.mean - 1e-9 <= interval.high <= max(values) + 1e-9
+
+
+def test_an_interval_agrees_with_the_normal_one_where_there_are_many_values():
+    values = torch.randn(400, generator=torch.Generator().manual_seed(1)).tolist()
+
+    interval = bootstrap(values)
+
+    half = 1.96 * torch.tensor(values).std().item() / 20
+    assert interval.low == pytest.approx(interval.mean - half, abs=0.012)
+    assert interval.high == pytest.approx(interval.mean + half, abs=0.012)
+
+
+def test_a_ratio_of_sums_is_resampled_by_prompt_as_a_slow_loop_does():
+    tops, bottoms = [4.0, 9.0, 1.0], [2.0, 3.0, 1.0]
+
+    interval = bootstrap_sums([tops, bottoms], lambda sums: sums[0] / sums[1])
+
+    draws = torch.randint(3, (10_000, 3), generator=torch.Generator().manual_seed(0)).tolist()
+    ratios = sorted(sum(tops[i] for i in draw) / sum(bottoms[i] for i in draw) for draw in draws)
+    assert interval.mean == pytest.approx(14 / 6)
+    assert (interval.low, interval.high) == pytest.approx((ratios[250], ratios[9749]), abs=0.02)
+
+
+def test_a_ratio_over_one_prompt_has_no_width_and_over_none_is_not_a_number():
+    one = bootstrap_sums([[3.0], [2.0]], lambda sums: sums[0] / sums[1])
+
+    assert (one.low, one.mean, one.high) == (1.5, 1.5, 1.5)
+    assert math.isnan(bootstrap_sums([[], []], lambda sums: sums[0] / sums[1]).mean)
+
+
+def test_a_paired_difference_is_surer_than_its_parts():
+    left = [1.0, 2.0, 3.0, 4.0]
+
+    assert difference([value + 0.5 for value in left], left).low == pytest.approx(0.5)
+
+
+def test_nothing_to_average_is_not_a_number():
+    assert str(bootstrap([])) == "nan [nan, nan]"

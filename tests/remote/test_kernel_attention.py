@@ -1,0 +1,174 @@
+"""The attention kernels against eager attention in float64, values and gradients, in Triton's interpreter and on a card."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from remote.drafter.attention import Backend
+from remote.drafter.kernels import attention
+from remote.drafter.kernels.attention import Tile, Tiles
+from remote.drafter.visibility import Visibility, dense_mask, layer_rule, visible
+from tests.remote.cuda import CUDA, in_interpreter, needs_cuda
+from tests.remote.packed import blocks_of, packed_row, relative_error
+from tests.remote.test_attention import RULES, drafter, inputs, on_cuda, ranges, results
+
+TILES = {
+    "one block a tile": Tiles(Tile(8, 16, 1, 4), Tile(8, 16, 1, 4), Tile(8, 32, 1, 4)),
+    "four blocks a tile, half a block backwards": Tiles(Tile(64, 8, 1, 4), Tile(64, 16, 1, 4), Tile(8, 8, 1, 4)),
+}
+EAGER = Backend("eager", "oracle")
+
+
+class Kernels:
+    """A backend with tiles of the test's own."""
+
+    def __init__(self, tiles: Tiles | None) -> None:
+        self.tiles = tiles
+
+    def plan(self, seen: Visibility):
+        return attention.plan(seen, tiles=self.tiles)
+
+
+def errors(seen: Visibility, tiles: Tiles | None, **shape) -> list[float]:
+    """Of the output and the five gradients, against float64 on the same rounded inputs."""
+    tensors = [tensor.detach() for tensor in inputs(seen, **shape)]
+    ours = results(Kernels(tiles), seen, tensors)
+    oracle = results(EAGER, seen, [tensor.double() for tensor in tensors])
+    return [relative_error(a, b) for a, b in zip(ours, oracle, strict=True)]
+
+
+FLOAT = {"dim": 16, "dtype": torch.float32}
+
+
+@pytest.mark.slow  # the interpreter takes about a second a case
+@in_interpreter
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("rule", RULES)
+def test_kernels_equal_float64_under_every_rule(rule: str, tiles: str) -> None:
+    """Three documents, padding, unused blocks; three query heads a group, which is no power of two."""
+    assert max(errors(ranges(rule), TILES[tiles], heads=6, kv_heads=2, **FLOAT)) < 1e-6
+
+
+@pytest.mark.slow
+@in_interpreter
+@pytest.mark.parametrize(("block_size", "heads", "kv_heads"), [(2, 2, 2), (3, 4, 1), (6, 2, 1), (7, 3, 3)])
+def test_odd_blocks_and_groups_equal_float64(block_size: int, heads: int, kv_heads: int) -> None:
+    seen = ranges("specforge", lengths=(40, 23), num_slots=9, block_size=block_size)
+
+    assert max(errors(seen, TILES["one block a tile"], heads=heads, kv_heads=kv_heads, **FLOAT)) < 1e-6
+
+
+@pytest.mark.slow
+@in_interpreter
+def test_the_tiles_of_a_card_equal_float64() -> None:
+    seen = ranges("full", lengths=(200, 130), num_slots=19, block_size=12)
+
+    assert max(errors(seen, attention.LARGE_TILES, heads=4, kv_heads=1, **FLOAT)) < 1e-6
+    assert max(errors(seen, attention.SMALL_TILES, heads=4, kv_heads=1, **FLOAT)) < 1e-6
+
+
+@pytest.mark.slow
+@in_interpreter
+def test_rows_without_context_read_none_in_the_kernels() -> None:
+    """Documents of one token: every block stands on its own, and unused ones too."""
+    row = packed_row([1, 1], padding=2)
+    seen = visible(layer_rule(drafter(), 0), blocks_of(row, num_slots=3, block_size=4), 4)
+    tensors = [tensor.detach() for tensor in inputs(seen, **FLOAT)]
+
+    out, *grads = results(Kernels(TILES["one block a tile"]), seen, tensors)
+
+    assert all(torch.isfinite(tensor).all() for tensor in (out, *grads))
+    assert not grads[1].any()
+    assert not grads[2].any()
+
+
+@pytest.mark.slow
+@in_interpreter
+def test_half_precision_stays_within_its_rounding() -> None:
+    """float16: the interpreter multiplies bfloat16 as the integers it is stored in; the card's tests take bfloat16."""
+    seen = ranges("speculators", lengths=(60, 30), num_slots=9, block_size=8)
+
+    assert max(errors(seen, TILES["one block a tile"], dim=32, dtype=torch.float16)) < 0.001
+
+
+@pytest.mark.slow
+@in_interpreter
+def test_kernels_give_the_same_bits_twice() -> None:
+    seen = ranges("specforge")
+    tensors = [tensor.detach() for tensor in inputs(seen, **FLOAT)]
+    kernels = Kernels(TILES["one block a tile"])
+
+    once, again = results(kernels, seen, tensors), results(kernels, seen, tensors)
+
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_reference_equals_eager_with_gradients(rule: str) -> None:
+    """Float64 takes the reference everywhere."""
+    seen = ranges(rule)
+    tensors = inputs(seen)
+
+    for ours, oracle in zip(results(Kernels(None), seen, tensors), results(EAGER, seen, tensors), strict=True):
+        assert relative_error(ours, oracle) < 1e-13
+
+
+@pytest.mark.parametrize("keys", [4, 16, 64])
+@pytest.mark.parametrize("rule", RULES)
+def test_ranges_of_context_tiles_are_those_of_the_mask(rule: str, keys: int) -> None:
+    """Every block that sees some of a tile is listed; those called whole see all of it, in every slot."""
+    seen = ranges(rule, lengths=(60, 45, 1), num_slots=19, block_size=5)
+    tiles = replace(TILES["one block a tile"], context=Tile(8, keys, 1, 4))
+    mask = dense_mask(seen)[:, : seen.num_context].view(-1, 5, seen.num_context)
+
+    listed = attention._ranges(seen, tiles).seen_by
+
+    num_whole = 0
+    for tile, (begin, whole, tail, finish) in enumerate(listed.T.tolist()):
+        part = mask[:, :, tile * keys : (tile + 1) * keys]
+        sees = part.any(2).any(1).nonzero().flatten().tolist()
+        assert all(begin <= block < finish for block in sees)
+        assert bool(part[whole:tail].all())
+        num_whole += max(0, tail - whole)
+    assert num_whole > 0 or keys == 64 or rule != "full"
+
+
+# ---- on a card
+
+BIG = {"heads": 32, "kv_heads": 8, "dim": 128, "device": CUDA}
+
+
+@needs_cuda
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.01), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("block_size", [12, 32])
+@pytest.mark.parametrize("rule", RULES)
+def test_kernels_on_cuda_equal_float64(rule: str, block_size: int, dtype: torch.dtype, tolerance: float) -> None:
+    """float32 has half the tile: its numbers fill the shared memory twice as fast."""
+    seen = on_cuda(ranges(rule, lengths=(300, 170, 1), num_slots=61, block_size=block_size))
+    tiles = None if dtype == torch.bfloat16 else Tiles(Tile(64, 16, 1, 4), Tile(64, 16, 1, 4), Tile(32, 32, 1, 4))
+
+    assert max(errors(seen, tiles, dtype=dtype, **BIG)) < tolerance
+
+
+@needs_cuda
+def test_four_threads_may_make_the_first_kernel_call_at_once() -> None:
+    seen = on_cuda(ranges("full", lengths=(300, 170), num_slots=61, block_size=24))
+    tensors = [tensor.detach() for tensor in inputs(seen, dtype=torch.bfloat16, **BIG)]
+    barrier, done = threading.Barrier(4), []
+
+    def start() -> None:
+        barrier.wait()
+        done.append(results(Kernels(None), seen, tensors))
+
+    threads = [threading.Thread(target=start, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+
+    assert len(done) == 4
+    assert all(torch.equal(a, b) for each in done for a, b in zip(each, done[0], strict=True))

@@ -1,0 +1,107 @@
+"""The border between target and drafter: what is not the row's own states is refused with its place.
+
+Transport and grants are tested with real processes in test_ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from remote.balance import Pace
+from remote.drafter.data import Dataset, Document, HiddenStates
+from remote.drafter.feed import QueuedFeed
+from remote.drafter.queue import _SAMPLE_END, Arrived, BorderError, Shape, _check_header, _check_sample, _sample
+from remote.drafter.roles import Roles
+from remote.spec import TrainSpec
+
+SHAPE = Shape(num_tokens=12, num_features=15, hidden_size=5, dtype=torch.bfloat16, vocab_size=50)
+ROLES = Roles(num_drafters=1, num_targets=1)
+
+
+def states() -> HiddenStates:
+    generator = torch.Generator().manual_seed(0)
+    features_SC = torch.randn(12, 15, generator=generator).bfloat16()
+    return HiddenStates(features_SC, torch.randn(12, 5, generator=generator).bfloat16())
+
+
+def header(number: int = 4, *, ids: list[int] | None = None, shape: list[int] | None = None) -> list[int]:
+    before = [number, *(SHAPE.as_numbers if shape is None else shape)]
+    return [*before, *[0] * (_SAMPLE_END - len(before)), *(ids or list(range(12)))]
+
+
+def test_a_batch_of_the_27b_shape_is_61440_bytes_a_token() -> None:
+    shape = Shape(num_tokens=8000, num_features=5 * 5120, hidden_size=5120, dtype=torch.bfloat16, vocab_size=248_320)
+
+    assert shape.size_bytes == 8000 * 61_440
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (header(5), "number 5 came instead"),
+        (header(shape=[12, 15, 5, 4]), r"bytes a number are \[12, 15, 5, 4\]; this rank expects \[12, 15, 5, 2\]"),
+        (header(ids=[*range(11), 50]), "token 50; the vocabulary runs from 0 to 49"),
+        (header(ids=[-1, *range(11)]), "token -1; the vocabulary"),
+    ],
+    ids=["another batch", "another dtype", "a token too large", "a token below zero"],
+)
+def test_a_header_that_is_not_the_expected_batchs_is_refused(numbers: list[int], words: str) -> None:
+    _check_header(header(), 4, SHAPE, "here")
+
+    with pytest.raises(BorderError, match=words):
+        _check_header(numbers, 4, SHAPE, "here")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda found: HiddenStates(found.features_SC.roll(1, 0), found.last_hidden_SH),
+        lambda found: HiddenStates(found.features_SC, found.last_hidden_SH.roll(-1, 0)),
+        lambda found: HiddenStates(found.features_SC.roll(5, 1), found.last_hidden_SH),
+        lambda found: HiddenStates(torch.zeros_like(found.features_SC), found.last_hidden_SH),
+    ],
+    ids=["a token later", "last hidden a token earlier", "layers exchanged", "never filled"],
+)
+def test_states_that_were_shifted_on_the_way_are_refused(spoil: Callable[[HiddenStates], HiddenStates]) -> None:
+    sent = _sample(states())
+
+    with pytest.raises(BorderError, match="not those that were sent"):
+        _check_sample(_sample(spoil(states())), sent, "here")
+
+
+def test_states_that_are_not_finite_are_refused_though_they_came_as_they_were_sent() -> None:
+    found = states()
+    found.last_hidden_SH[0] = torch.nan
+    sample = _sample(found)
+
+    with pytest.raises(BorderError, match="1 of 32 sampled hidden states are not finite"):
+        _check_sample(sample, sample, "here")
+
+
+class OneBatch:
+    """An inbox that holds one batch."""
+
+    depth = 1
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def take(self) -> Arrived:
+        return Arrived(0, torch.tensor(self._ids), states(), Pace(0.1, 0.0), 0.01)
+
+
+def test_tokens_that_are_not_those_of_the_drafters_own_row_are_refused_with_the_row() -> None:
+    document = Document(ids=tuple(range(12)), loss_mask=(True,) * 12)
+    dataset = Dataset([document], None, row_tokens=12, seed=0)
+
+    def feed(ids: list[int]) -> QueuedFeed:
+        return QueuedFeed(dataset, OneBatch(ids), ROLES, SHAPE, TrainSpec(num_steps=1))  # type: ignore[arg-type]
+
+    assert torch.equal(feed(list(range(12))).take().row.input_ids_S, torch.arange(12))
+    with pytest.raises(
+        BorderError, match=r"rank 1 \(target 0\): 2 of its 12 tokens are not those of rows \[\(0, 0\)\]"
+    ):
+        feed([1, 0, *range(2, 12)]).take()

@@ -1,0 +1,241 @@
+"""Several ranks train as one: real processes, started by torch's elastic launcher, on gloo.
+
+The oracle is the training of one process with the same rows in each step. All of these are slow: starting the launcher
+and importing torch and transformers in each rank takes seconds of every core there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote.drafter.job import StopWish
+from remote.job import Job
+from remote.rundir import RunDir, read_json, write_json
+from remote.spec import DFlashSpec, RolesSpec
+from tests.remote.jobs import TREE, events, make_job, make_run, tiny_job_spec, wait_for
+from tests.remote.test_train import losses, train
+
+NUM_STEPS = 20
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def spec_of(target: Any, drafter: Any, *, roles: RolesSpec, num_steps: int = NUM_STEPS, **sections: Any) -> DFlashSpec:
+    """Two micro-batches a step, so that two drafters can share it; hidden states are computed as they are needed."""
+    return tiny_job_spec(
+        target,
+        drafter,
+        train={"num_steps": num_steps, "accumulation": 2, "checkpoint_every": 1000},
+        data={"hidden_states": "online"},
+        optim={"lr": 3e-3},
+        roles=vars(roles),
+        life={"num_gpus": roles.target + roles.drafter},
+        **sections,
+    )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a launch."""
+
+    run: RunDir
+    status: int
+    output: str
+    seconds: float
+
+    def final(self, rank: int) -> str | None:
+        told = events(self.run, writer=f"rank{rank}", kind="final")
+        return told[0].fields["outcome"] if told else None
+
+    def failure(self, rank: int) -> str:
+        told = events(self.run, writer=f"rank{rank}", kind="failure")
+        return str(told[0].fields["message"]) if told else ""
+
+    def notes(self, rank: int) -> str:
+        return "\n".join(event.fields["text"] for event in events(self.run, writer=f"rank{rank}", kind="note"))
+
+
+def launch(root: Path, spec: DFlashSpec, *, attempt: int = 1, **wishes: Any) -> Ended:
+    """The job on as many ranks as it has roles, to its end."""
+    run, started_s = make_run(root, spec), time.monotonic()
+    num_ranks, script = spec.roles.target + spec.roles.drafter, TREE / "tests" / "remote" / "ranks_job.py"
+    command = [*LAUNCH, str(num_ranks), str(script), str(run.root), json.dumps(wishes)]
+    environment = os.environ | {
+        "DRAFTYARD_ATTEMPT": str(attempt),
+        "DRAFTYARD_WORK_DIR": str(root),
+        "DRAFTYARD_DATA_DIR": str(root / "data"),
+        "PYTHONPATH": str(TREE),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return Ended(run, done.returncode, done.stdout + done.stderr, time.monotonic() - started_s)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, tiny_target_spec, tiny_drafter_spec) -> dict[int, float]:
+    """The losses of one process."""
+    job = make_job(tmp_path_factory.mktemp("alone"), spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec()))
+    assert train(job, StopWish()) == "succeeded"
+    return losses(job.run)
+
+
+@pytest.mark.slow  # two to three processes import torch and transformers
+@pytest.mark.parametrize(
+    "roles",
+    [
+        RolesSpec(target=1, drafter=1, queue=2),
+        RolesSpec(target=2, drafter=1, queue=3),
+        RolesSpec(target=1, drafter=2, queue=1),
+    ],
+    ids=["1+1", "2+1", "1+2"],
+)
+def test_ranks_train_to_the_losses_of_one_process(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, alone, roles
+) -> None:
+    ended = launch(tmp_path, spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles))
+
+    assert ended.status == 0, ended.output
+    assert losses(ended.run) == pytest.approx(alone, rel=1e-5)
+    assert [path.name for path in ended.run.root.glob("converted-by-*")] == ["converted-by-0"]
+    assert all(ended.final(rank) == "succeeded" for rank in range(roles.target + roles.drafter))
+
+
+@pytest.mark.slow  # three processes
+def test_a_rank_whose_rows_teach_nothing_takes_part_with_zero_weight(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    """Some micro-batches of either drafter have no anchor; the other's weigh alone, and nobody skips a collective."""
+    found = {}
+    for roles in (RolesSpec(), RolesSpec(drafter=2)):
+        spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles, num_steps=6)
+        ended = launch(tmp_path / str(roles.drafter), spec, mute_rows=[0, 2])
+        assert ended.status == 0, ended.output
+        found[roles.drafter] = losses(ended.run)
+
+    assert found[2] == pytest.approx(found[1], rel=1e-5)
+
+
+@pytest.mark.slow  # two processes
+@pytest.mark.parametrize(
+    ("accumulation", "checkpointing"), [(2, "reentrant"), (4, "non_reentrant")], ids=["one each", "two each"]
+)
+def test_drafters_that_read_from_disk_divide_by_the_sums_of_all_of_them(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, accumulation: int, checkpointing: str
+) -> None:
+    """D-PACE and CAP divide by what the drafter itself says: on no rank is that known before the forward."""
+    found = {}
+    for roles in (RolesSpec(), RolesSpec(drafter=2)):
+        spec = spec_of(
+            tiny_target_spec,
+            tiny_drafter_spec,
+            roles=roles,
+            num_steps=8,
+            loss={"terms": {"ce": 1.0, "kl": 0.15, "cap": 0.05}, "decay": "dpace"},
+        )
+        train_spec = replace(spec.train, accumulation=accumulation, activation_checkpointing=checkpointing)
+        spec = replace(spec, train=train_spec, data=replace(spec.data, hidden_states="cached"))
+        if roles.drafter == 1:
+            job = make_job(tmp_path / "alone", spec)
+            assert train(job, StopWish()) == "succeeded"
+            found[1] = losses(job.run)
+        else:
+            ended = launch(tmp_path / "shared", spec)
+            assert ended.status == 0, ended.output
+            found[2] = losses(ended.run)
+
+    assert found[2] == pytest.approx(found[1], rel=1e-5)
+
+
+@pytest.mark.slow  # two processes
+@pytest.mark.parametrize(("victim", "survivor"), [(0, 1), (1, 0)], ids=["drafter", "target"])
+def test_a_killed_rank_ends_every_other_with_its_name(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, victim: int, survivor: int
+) -> None:
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(target=1, drafter=1), num_steps=400)
+
+    ended = launch(tmp_path, spec, kill=[victim, 5])
+
+    assert ended.status != 0
+    assert ended.final(survivor) == "failed"
+    assert f"rank {victim} ({'drafter' if victim == 0 else 'target'} 0) is gone without a word" in ended.failure(
+        survivor
+    )
+    assert ended.final(victim) is None
+
+
+@pytest.mark.slow  # three processes
+def test_a_rank_that_fails_is_the_cause_that_every_rank_names(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(target=1, drafter=2), num_steps=400)
+
+    ended = launch(tmp_path, spec, fail=[1, 3])
+
+    assert ended.status != 0
+    assert "the test wants this" in ended.failure(1)
+    assert all("rank 1 (drafter 1) failed: ValueError: the test wants this" in ended.failure(rank) for rank in (0, 2))
+
+
+@pytest.mark.slow  # two processes
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"drafter_sleep_s": 0.8}, ["drafter-bound: queue 2/2", "the balance is", "these are 1 and 1"]),
+        ({"target_sleep_s": 0.5}, ["target-bound: queue 0/2"]),
+    ],
+    ids=["slow drafter", "slow target"],
+)
+def test_the_slower_side_is_named(tmp_path: Path, tiny_target_spec, tiny_drafter_spec, wishes, words) -> None:
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(target=1, drafter=1), num_steps=8)
+
+    ended = launch(tmp_path, spec, **wishes)
+
+    assert ended.status == 0, ended.output
+    assert all(word in ended.notes(0) for word in words), ended.notes(0)
+
+
+@pytest.mark.slow  # three processes, twice
+def test_a_stop_that_one_rank_hears_ends_all_after_the_same_step_and_a_resume_goes_on(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, alone
+) -> None:
+    roles = RolesSpec(target=1, drafter=2, queue=3)
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles)
+
+    first = launch(tmp_path, spec, stop_at=[1, 7])
+    second = launch(tmp_path, spec, attempt=2)
+
+    assert first.status == 0, first.output
+    assert second.status == 0, second.output
+    assert list(losses(first.run)) == list(range(1, 8))
+    assert "dropped" in first.notes(0) + first.notes(1) + first.notes(2)
+    assert losses(first.run) | losses(second.run, attempt=2) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.slow  # a supervisor, its launcher and two ranks
+def test_a_stop_reaches_the_ranks_with_the_whole_grace_of_the_run(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    roles = RolesSpec(target=1, drafter=1)
+    run = make_run(tmp_path, spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles, num_steps=100_000))
+    argv = [*LAUNCH, "2", "-m", "remote.drafter", "train", str(run.root)]
+    job = Job(run.root.name, "train", 1, argv, str(TREE), grace_s=120, data_dir=str(tmp_path / "data"))
+    write_json(run.job_json, job.dump())
+    with subprocess.Popen(
+        [sys.executable, "-m", "remote.supervise", str(run.root)], cwd=TREE, start_new_session=True
+    ) as supervisor:
+        wait_for(lambda: len(losses(run)) > 2)
+        write_json(run.attempt(1).stop_json, {"grace_s": 120})
+        supervisor.wait(timeout=150)
+
+    ended = read_json(run.attempt(1).exit_json) or {}
+    assert (ended["reason"], ended["exit_code"], ended["killed"]) == ("user", 0, 0)
+    assert events(run, kind="final")[0].fields["outcome"] == "stopped"
+    assert len(run.whole_checkpoints()) == 1

@@ -1,0 +1,255 @@
+"""The receiving end: what it believes of content that lies there already, and clients that fall silent or come together."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.shell.local import LocalShell
+from orchestrator.shell.stream import Source
+from orchestrator.ship import Patience, Progress, ship
+from orchestrator.tree import Entry, Tree
+from orchestrator.workplace import Workplace
+from remote import receive
+from remote.arriving import Arriving, Silence
+from remote.receive import Store, build, main, receive_large, want
+
+CONTENT = b"weights " * 1000
+SHA = hashlib.sha256(CONTENT).hexdigest()
+ENTRIES = [["weights.bin", 0o644, len(CONTENT), SHA, None]]
+HEADER: dict[str, Any] = {"hash": "t" * 64, "entries": ENTRIES}
+
+
+def test_content_that_arrived_whole_is_hashed_before_it_is_put_into_a_tree(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (store.parts / SHA).write_bytes(bytes(len(CONTENT)))  # its length survived, its bytes did not
+
+    answer = want(store, HEADER)
+
+    assert answer["whole"] is False
+    assert answer["missing"] == [[SHA, 0]]
+    assert not (store.parts / SHA).exists()
+    stream = io.BytesIO(zlib.compress(CONTENT))
+    assert build(store, {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}, stream)["whole"]
+    assert (store.trees / HEADER["hash"] / "weights.bin").read_bytes() == CONTENT
+
+
+def test_a_spoiled_tree_is_young_from_when_it_was_set_aside(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    header = {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}
+    tree = store.trees / HEADER["hash"]
+    build(store, header, io.BytesIO(zlib.compress(CONTENT)))
+    (tree / "weights.bin").write_bytes(b"of a job")
+    os.utime(tree, (1e9, 1e9))
+
+    assert build(store, header, io.BytesIO(zlib.compress(CONTENT)))["whole"]
+
+    (aside,) = store.trees.glob(".spoiled-*")
+    assert (aside / "weights.bin").read_bytes() == b"of a job"
+    assert aside.stat().st_mtime > 1e9 + 1
+
+
+def test_a_beginning_from_before_the_last_start_of_the_machine_travels_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.part(SHA).write_bytes(bytes(4000))
+    assert store.missing(ENTRIES) == [[SHA, 4000]]
+
+    store.part(SHA).rename(store.parts / f"{SHA}.0000-an-earlier-boot.part")
+
+    assert store.missing(ENTRIES) == [[SHA, 0]]
+    receive_large(store, SHA, len(CONTENT), 0, io.BytesIO(CONTENT).read)
+    assert (store.parts / SHA).read_bytes() == CONTENT
+
+
+# Clients that fall silent, or come together ----------------------------------------------------------
+
+LARGE = os.urandom(2_000_000)
+LARGE_SHA = hashlib.sha256(LARGE).hexdigest()
+SENT = 32_000  # all of it fits into a pipe at once, so that no pause of this process is a silence
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def half_sent(work_dir: Path, tree: str, *, quiet_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A receiver whose client sent the beginning of a large content and then nothing more, its connection still open."""
+    entries = [["large", 0o644, len(LARGE), LARGE_SHA, None]]
+    body = {"hash": tree, "entries": entries, "pack": [], "large": [[LARGE_SHA, len(LARGE), 0]]}
+    header = zlib.compress(json.dumps(body).encode())
+    script = f"from remote.receive import main; main('take', {str(work_dir)!r}, quiet_s={quiet_s})"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "SSH_CONNECTION": "10.1.2.3 50000 10.0.0.2 22"},
+    ) as receiver:
+        assert receiver.stdin is not None
+        receiver.stdin.write(len(header).to_bytes(4, "big") + header + zlib.compress(b"") + LARGE[:SENT])
+        receiver.stdin.flush()
+        try:
+            yield receiver
+        finally:
+            receiver.kill()
+
+
+def until_locked(store: Store) -> None:
+    for _ in range(2000):
+        if store.who_sends([[LARGE_SHA, 0]]):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the receiver never began")
+
+
+def test_a_receiver_whose_client_fell_silent_ends_by_itself_and_gives_its_lock_back(tmp_path: Path) -> None:
+    with half_sent(tmp_path, "t" * 64, quiet_s=0.2) as receiver:
+        assert receiver.stdout is not None
+        answer = json.loads(receiver.stdout.readline())  # its input is still open
+        assert receiver.wait(30) == 0
+
+    assert answer == {"error": "nothing came for 0.2 s; the client is gone"}
+    part = Store(tmp_path).part(LARGE_SHA)
+    assert part.read_bytes() == LARGE[:SENT]  # the next client goes on here
+    with part.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_bytes_that_come_slowly_are_no_silence() -> None:
+    read, write = os.pipe()
+
+    def send() -> None:
+        for _ in range(5):
+            time.sleep(0.02)
+            os.write(write, b"x")
+        os.close(write)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    content = Arriving(read, quiet_s=20).read(100)
+    thread.join()
+    os.close(read)
+
+    assert content == b"xxxxx"
+
+
+def test_nothing_at_all_is_a_silence() -> None:
+    read, write = os.pipe()
+
+    with pytest.raises(Silence):
+        Arriving(read, quiet_s=0.01).read(1)
+    os.close(read)
+    os.close(write)
+
+
+def test_another_client_is_told_who_sends_before_it_sends_anything_itself(tmp_path: Path) -> None:
+    entries = [["large", 0o644, len(LARGE), LARGE_SHA, None]]
+    with half_sent(tmp_path, "t" * 64, quiet_s=60) as receiver:
+        until_locked(Store(tmp_path))
+
+        answer = want(Store(tmp_path), {"hash": "u" * 64, "entries": entries})
+
+        assert answer["busy"].startswith(f"pid {receiver.pid} for ")
+        assert " s, for a client at 10.1.2.3 (" in answer["busy"]
+
+
+class Counting(LocalShell):
+    """Lets the other client go on at the first look, and knows what each question weighed."""
+
+    def __init__(self, other: subprocess.Popen[bytes]) -> None:
+        super().__init__()
+        self._other = other
+        self.weights: list[tuple[str, int]] = []
+
+    def stream(self, argv: list[str], *, source: Source, **options: Any) -> Any:
+        verb = next((word for word in argv if word in ("want", "look", "take")), "")
+        self.weights.append((verb, sum(map(len, argv)) + source.size_bytes))
+        if verb == "look":
+            self._other.communicate(LARGE[SENT:])
+        return super().stream(argv, source=source, **options)
+
+
+def test_while_another_client_sends_no_manifest_travels_again(tmp_path: Path) -> None:
+    """Of 100,000 files it would be 15 MB, twice a second."""
+    names = [f"{hashlib.sha256(str(number).encode()).hexdigest()}.txt" for number in range(1000)]
+    (tmp_path / "large").write_bytes(LARGE)
+    (tmp_path / "empty").touch()
+    empty = [Entry(name, 0o644, 0, hashlib.sha256().hexdigest(), None, tmp_path / "empty") for name in names]
+    tree = Tree((*empty, Entry("large", 0o644, len(LARGE), LARGE_SHA, None, tmp_path / "large")))
+    with half_sent(tmp_path / "work", "o" * 64, quiet_s=60) as other:
+        until_locked(Store(tmp_path / "work"))
+        shell = Counting(other)
+
+        place = Workplace(str(tmp_path / "work"), sys.executable, "/")
+        shipped = ship(tree, shell, place, patience=Patience(pause_s=0.02))
+
+    assert [verb for verb, _ in shell.weights] == ["want", "look", "want", "take"]
+    assert shell.weights[1][1] < shell.weights[0][1] - 30_000
+    assert shipped.sent_bytes == 0
+    assert (Path(shipped.path) / "large").read_bytes() == LARGE
+
+
+@pytest.mark.slow  # the silence is real, and longer than a busy machine pauses
+def test_a_client_that_waited_goes_on_where_the_silent_one_stopped(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(LARGE)
+    tree = Tree((Entry("large", 0o644, len(LARGE), LARGE_SHA, None, tmp_path / "large"),))
+    told: list[Progress] = []
+    with half_sent(tmp_path / "work", tree.hash, quiet_s=3.0) as receiver:
+        until_locked(Store(tmp_path / "work"))
+
+        place = Workplace(str(tmp_path / "work"), sys.executable, "/")
+        shipped = ship(tree, LocalShell(), place, on_progress=told.append, patience=Patience(pause_s=0.02))
+
+    assert (Path(shipped.path) / "large").read_bytes() == LARGE
+    assert shipped.sent_bytes == len(LARGE) - SENT
+    assert any(f"pid {receiver.pid} " in step.waits_for for step in told)
+
+
+def test_a_work_folder_that_cannot_be_made_is_named_with_what_moves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    head = zlib.compress(json.dumps(HEADER).encode())
+    given = base64.b64encode(len(head).to_bytes(4, "big") + head).decode()
+
+    main("want", str(tmp_path / "file" / "work"), given)
+
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert str(tmp_path / "file") in told
+    assert "Not a directory; set work_dir: in hosts.yaml, or XDG_DATA_HOME there" in told
+
+
+def test_what_is_written_while_a_tree_is_looked_at_is_noticed_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, name = Store(tmp_path), HEADER["hash"]
+    build(store, {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}, io.BytesIO(zlib.compress(CONTENT)))
+    weights, look = store.trees / name / "weights.bin", receive.is_untouched
+
+    def look_then_write(tree: Path, entry: list[Any]) -> bool:
+        found = look(tree, entry)
+        weights.write_bytes(bytes(len(CONTENT)))
+        first_ns = weights.stat().st_ctime_ns
+        while weights.stat().st_ctime_ns == first_ns:  # until the file system's clock has ticked
+            weights.write_bytes(bytes(len(CONTENT)))
+        return found
+
+    monkeypatch.setattr(receive, "is_untouched", look_then_write)
+    assert store.is_whole(name)
+    monkeypatch.setattr(receive, "is_untouched", look)
+
+    assert not store.is_whole(name)
+    assert list(store.parts.iterdir()) == []

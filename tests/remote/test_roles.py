@@ -1,0 +1,35 @@
+"""Whose each micro-batch is: every one has one drafter and one target, whatever the numbers of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from remote.drafter.roles import Roles
+
+
+@pytest.mark.parametrize("roles", [Roles(1, 1), Roles(3, 5), Roles(2, 1), Roles(4, 2)], ids=str)
+def test_every_micro_batch_has_one_rank_of_each_role(roles: Roles) -> None:
+    first, last = 7 * roles.num_drafters, 19 * roles.num_drafters
+
+    trained = sorted(m for rank in roles.drafters for m in roles.share(rank, first, last))
+    computed = sorted(m for rank in roles.targets for m in roles.share(rank, first, last))
+
+    assert trained == computed == list(range(first, last))
+    assert all(m in roles.share(roles.drafter_of(m), first, last) for m in trained)
+    assert all(m in roles.share(roles.target_of(m), first, last) for m in trained)
+
+
+def test_each_step_gives_every_drafter_as_many_micro_batches() -> None:
+    roles, accumulation = Roles(num_drafters=3), 6
+
+    for step in range(4):
+        span = step * accumulation, (step + 1) * accumulation
+        assert [len(roles.share(rank, *span)) for rank in roles.drafters] == [2, 2, 2]
+
+
+def test_a_rank_is_named_with_its_role() -> None:
+    assert [Roles(1, 2).name(rank) for rank in range(3)] == [
+        "rank 0 (drafter 0)",
+        "rank 1 (target 0)",
+        "rank 2 (target 1)",
+    ]

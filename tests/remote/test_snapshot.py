@@ -1,0 +1,156 @@
+"""Snapshots of the CUDA allocator: made-up ones of torch's own shape, read by torch's own viewer; a real one on a card."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import _memory_viz as viewer
+
+from remote.drafter import snapshot
+from remote.drafter.job import failures_placed
+from remote.drafter.measure import Meter
+from remote.drafter.snapshot import bounded, record_allocations, snapshot_facts, summarise
+from remote.spec import DrafterSpec, TargetSpec
+from tests.remote.cuda import needs_cuda
+from tests.remote.jobs import events, make_job, tiny_job_spec
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+MIB = 1024**2
+LINEAR = {"filename": "/v/lib/python3.12/site-packages/torch/nn/functional.py", "line": 9, "name": "linear"}
+LOSS = {"filename": "/w/tree/remote/drafter/loss.py", "line": 70, "name": "drafter_loss"}
+MODEL = {"filename": "/w/tree/remote/drafter/model.py", "line": 12, "name": "forward"}
+
+
+def block(size: int, *frames: dict[str, Any], state: str = "active_allocated") -> dict[str, Any]:
+    return {"address": 0, "size": size, "requested_size": size, "state": state, "frames": list(frames)}
+
+
+def made(num_entries: int = 4) -> dict[str, Any]:
+    """Twenty MiB reserved: 12 held by the loss in two blocks, 4 by the model, 1 by nobody known, 3 free."""
+    blocks = [
+        block(8 * MIB, LINEAR, LOSS, MODEL),
+        block(4 * MIB, LOSS),
+        block(4 * MIB, LINEAR, MODEL),
+        block(MIB),
+        block(3 * MIB, state="inactive"),
+    ]
+    segment = {
+        "device": 0,
+        "address": 0,
+        "total_size": 20 * MIB,
+        "allocated_size": 17 * MIB,
+        "active_size": 17 * MIB,
+        "requested_size": 17 * MIB,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "blocks": blocks,
+        "frames": [],
+    }
+    trace = [{"action": "alloc", "addr": n, "size": MIB, "stream": 0, "frames": [LOSS]} for n in range(num_entries)]
+    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}
+
+
+def test_memory_in_use_is_summed_by_the_frame_of_our_own_that_asked_for_it() -> None:
+    found = summarise(made())
+
+    assert [(item["frame"].rsplit("/", 1)[-1], item["bytes"], item["num_blocks"]) for item in found["held"]] == [
+        ("loss.py:70 drafter_loss", 12 * MIB, 2),
+        ("model.py:12 forward", 4 * MIB, 1),
+        (snapshot.NO_STACK, MIB, 1),
+    ]
+    assert found["held_bytes"] + found["free_bytes"] == found["reserved_bytes"] == 20 * MIB
+    assert (found["largest_free_bytes"], found["num_entries"]) == (3 * MIB, 4)
+
+
+def test_an_out_of_memory_error_leaves_a_file_that_the_viewer_opens_and_a_summary(tmp_path: Path) -> None:
+    facts = snapshot_facts(OOM, CUDA, tmp_path / "artifacts", "rank0", take=made)
+
+    file = tmp_path / "artifacts" / "memory-rank0.pickle"
+    assert facts["memory_snapshot"] == file.name
+    assert facts["memory_held"][0]["bytes"] == 12 * MIB
+    opened = pickle.loads(file.read_bytes())
+    assert "segments: 1" in viewer.segsum(opened)
+    assert viewer.trace_plot(opened).startswith("\n<!DOCTYPE html>")
+    assert json.loads(file.with_suffix(".json").read_text()) == summarise(made())
+
+
+def test_the_file_is_bounded_and_keeps_the_newest_history() -> None:
+    whole = made(4000)
+    limit_bytes = len(pickle.dumps(made(1000)))
+
+    content = bounded(whole, limit_bytes)
+
+    assert content is not None
+    assert len(content) <= limit_bytes
+    kept = pickle.loads(content)["device_traces"][0]
+    assert kept == whole["device_traces"][0][-len(kept) :]
+    assert 250 <= len(kept) <= 1000
+    assert bounded(whole, 10) is None
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no history\nmore"), AttributeError("gone"), MemoryError(), KeyError("segments")]
+)
+def test_where_there_is_none_the_failure_says_why(tmp_path: Path, error: Exception) -> None:
+    def take() -> dict[str, Any]:
+        raise error
+
+    facts = snapshot_facts(OOM, CUDA, tmp_path, "rank0", take=take)
+
+    assert facts["memory_snapshot"] is None
+    assert facts["memory_snapshot_why"].startswith(type(error).__name__)
+    assert "\n" not in facts["memory_snapshot_why"]
+
+
+def test_a_folder_that_cannot_be_written_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    facts = snapshot_facts(OOM, CUDA, tmp_path / "file", "rank0", take=made)
+
+    assert facts["memory_snapshot"] is None
+    assert "Error" in facts["memory_snapshot_why"]
+
+
+@pytest.mark.parametrize(("error", "device"), [(ValueError("x"), CUDA), (OOM, CPU), (MemoryError(), CPU)])
+def test_other_failures_and_processors_have_none_and_miss_none(
+    tmp_path: Path, error: Exception, device: torch.device
+) -> None:
+    assert snapshot_facts(error, device, tmp_path, "rank0", take=made) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torch_that_cannot_record_is_said_in_one_line() -> None:
+    assert record_allocations(CPU) is None
+    if not torch.cuda.is_available():
+        said = record_allocations(CUDA)
+        assert said is None or said.startswith("no stacks in memory snapshots: ")
+
+
+@needs_cuda
+def test_a_real_out_of_memory_error_names_who_held_the_card(
+    tmp_path: Path, tiny_target_spec: TargetSpec, tiny_drafter_spec: DrafterSpec
+) -> None:
+    job = make_job(tmp_path, tiny_job_spec(tiny_target_spec, tiny_drafter_spec))
+    assert record_allocations(CUDA) is None
+    job = replace(job, device=CUDA)
+
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device=CUDA)
+    with pytest.raises(torch.OutOfMemoryError), failures_placed(job, Meter(CUDA)):
+        torch.empty(1 << 50, dtype=torch.uint8, device=CUDA)
+
+    (failure,) = events(job.run, kind="failure")
+    facts = failure.fields["facts"]
+    file = job.attempt.artifacts / facts["memory_snapshot"]
+    opened = pickle.loads(file.read_bytes())
+    assert any(entry["action"] == "oom" for trace in opened["device_traces"] for entry in trace)
+    assert "test_snapshot.py" in facts["memory_held"][0]["frame"]
+    assert facts["memory_held"][0]["bytes"] >= held.nbytes
+    assert file.stat().st_size <= snapshot.LIMIT_BYTES

@@ -1,0 +1,77 @@
+"""Ranks hear of one another's end: a death, a failure with its words, and a part that is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from remote.drafter import watch as watching
+from remote.drafter.roles import Roles
+from remote.drafter.watch import Watch
+from remote.processes import Identity
+
+ROLES = Roles(num_drafters=1, num_targets=1)
+
+
+@pytest.fixture
+def store() -> dist.Store:  # type: ignore[name-defined]
+    return dist.HashStore()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def other(store) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for rank 1 and has beaten once."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    identity = Identity.of(process.pid)
+    assert identity is not None
+    numbers = watching._process_numbers()
+    store.set("process/1", json.dumps([identity.pid, identity.start_ticks, identity.boot_id, numbers]))
+    store.set("beat/1", "1")
+    yield process
+    process.kill()
+    process.wait()
+
+
+def watch_of(store, rank: int = 0) -> Watch:
+    found = Watch(store, ROLES, rank, lambda text: None)
+    found.start()
+    return found
+
+
+@pytest.mark.slow  # beats are half a second apart
+def test_a_killed_process_is_named_within_seconds(store, other) -> None:
+    watch = watch_of(store)
+
+    other.kill()
+    other.wait()
+
+    told = watch.cause(wait_s=20.0)
+    assert told is not None
+    assert told.startswith(f"rank 1 (target 0) is gone without a word (process {other.pid})")
+
+
+@pytest.mark.slow  # beats are half a second apart
+def test_a_process_that_ended_with_its_part_done_is_no_loss(store, other) -> None:
+    store.set("done/1", "1")
+    other.kill()
+    other.wait()
+
+    watch = watch_of(store)
+
+    assert watch.cause(wait_s=2.0) is None
+    watch.finish()
+
+
+@pytest.mark.slow  # beats are half a second apart
+def test_the_first_cause_that_was_told_is_everybodys(store) -> None:
+    first, second = watch_of(store, 0), watch_of(store, 1)
+
+    first.tell("rank 0 (drafter 0) failed: ValueError: no rows")
+    second.tell("rank 1 (target 0) failed: RuntimeError: Connection closed by peer")
+
+    assert first.cause(wait_s=0.0) == second.cause(wait_s=0.0) == "rank 0 (drafter 0) failed: ValueError: no rows"

@@ -1,0 +1,212 @@
+"""Keeps the house as drawn in docs/architecture.md: who imports whom, what parses where, how large things grow."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("orchestrator", "remote", "recipes", "tui")
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+ALLOWED_ROOMS = {
+    "remote": {"remote"},
+    "orchestrator": {"orchestrator", "remote"},
+    "tui": {"tui", "orchestrator"},
+    "recipes": {"remote"},
+}
+# One importer each: the package and the folder or file it is confined to.
+SINGLE_IMPORTERS = {
+    "fabric": "orchestrator/shell/",
+    "paramiko": "orchestrator/shell/",
+    "sqlmodel": "orchestrator/store/",
+    "sqlalchemy": "orchestrator/store/",
+    "transformers": "remote/drafter/target",
+    "triton": "remote/drafter/kernels/",
+    "textual": "tui/",
+    "yaml": "orchestrator/recipe/",
+}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def is_stdlib_file(name: str) -> bool:
+    return name.startswith("remote/") and not name.startswith("remote/drafter/")
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno} is a relative import"
+            found.append((node.lineno, node.module or ""))
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_imports_go_with_the_grain(path: Path) -> None:
+    name = relative(path)
+    room = name.split("/")[0]
+
+    for line, module in imports_of(path):
+        top = module.split(".")[0]
+        where = f"{name}:{line} imports {module}"
+        assert top not in ROOMS or top in ALLOWED_ROOMS[room], where
+        assert top != "torch" or room == "remote", where
+        if top in SINGLE_IMPORTERS:
+            assert name.startswith(SINGLE_IMPORTERS[top]), where
+        if is_stdlib_file(name):
+            assert top in sys.stdlib_module_names or top == "remote", where
+        if room == "orchestrator" and top == "remote":
+            assert not module.startswith("remote.drafter"), where
+
+
+# Beside actions, what only says or spells something. Whole module names: what lies below one is another one.
+WORDS = {"errors", "gate", "given", "lazy", "nearest", "units", "recipe.layers", "recipe.overrides", "store.rows"}
+READS = {"errors", "lazy", "store.acceptance", "store.filter", "store.logs", "store.reads", "store.rows", "units"}
+MAY_SEE = {
+    "tui": {f"orchestrator.{name}" for name in READS},
+    "orchestrator/verbs": {f"orchestrator.{name}" for name in WORDS} | {"remote.wire"},
+}
+OF_THEIR_OWN = {
+    "orchestrator/verbs/follow.py": {"orchestrator.follow.follower"},  # the verb is the follower
+    "orchestrator/verbs/screen.py": {"tui.app"},  # and this one the screens
+    "orchestrator/verbs/reference.py": {"orchestrator.cli", "orchestrator.store.filter"},  # it writes docs/reference.md
+}
+
+
+def loaded_by(path: Path) -> Iterator[tuple[int, str]]:
+    """Modules of ours that are loaded when it runs: imported anywhere but for types, or named to `lazy`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    left_out = {below for node in for_types for statement in node.body for below in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy" and isinstance(node.args[0], ast.Constant):
+            yield node.lineno, str(node.args[0].value)
+        elif isinstance(node, ast.ImportFrom) and node not in left_out:
+            assert node.module
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name if is_module(name) else node.module) for name in inside)
+        elif isinstance(node, ast.Import) and node not in left_out:
+            yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+def is_module(name: str) -> bool:
+    place = ROOT / name.replace(".", "/")
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith(tuple(MAY_SEE))], ids=relative)
+def test_screens_and_verbs_call_actions_and_nothing_deeper(path: Path) -> None:
+    name = relative(path)
+    room = next(room for room in MAY_SEE if name.startswith(room))
+    own = (room.replace("/", "."), "orchestrator.actions")
+
+    for line, module in loaded_by(path):
+        is_ours = module.split(".")[0] in ROOMS
+        is_open = module.startswith(own) or module in MAY_SEE[room] | OF_THEIR_OWN.get(name, set())
+        assert is_open or not is_ours, f"{name}:{line} loads {module}"
+
+
+# What a room of the local side may load beside itself and the words of the house; the arrows of the drawing.
+GROUND = {"errors", "given", "known", "nearest", "redact", "units", "lazy"}
+BELOW = {
+    "recipe": set(),
+    "shell": {"host"},
+    "store": set(),
+    "failure": {"store"},  # its rows
+    "follow": {"failure", "host", "launch", "launcher", "observe", "shell", "store", "workplace"},
+}
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_a_room_loads_only_what_lies_below_it(room: str) -> None:
+    for path in (path for path in SOURCES if relative(path).startswith(f"orchestrator/{room}/")):
+        seen = {module.split(".")[1] for _, module in loaded_by(path) if module.startswith("orchestrator.")}
+        assert seen <= {room} | GROUND | BELOW[room], relative(path)
+
+
+def test_nothing_of_the_local_side_loads_verbs_or_screens_but_they_themselves() -> None:
+    above = ("orchestrator.cli", "orchestrator.verbs", "tui")
+    for path in (path for path in SOURCES if relative(path).startswith(("orchestrator/", "remote/"))):
+        is_above = relative(path).startswith(("orchestrator/cli.py", "orchestrator/verbs/"))
+        assert is_above or not any(module.startswith(above) for _, module in loaded_by(path)), relative(path)
+
+
+@pytest.mark.parametrize("room", ["orchestrator", "remote", "tui"])
+def test_the_drawing_names_every_file_of_a_room(room: str) -> None:
+    drawing = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[\w*]+\.py", drawing))
+    files = {path.name for path in (ROOT / room).glob("*.py") if not path.name.startswith("__")}
+
+    assert {file for file in files if not any(fnmatch(file, word) for word in named)} == set()
+
+
+def test_modules_are_loaded_by_name_in_one_place() -> None:
+    local = [path for path in SOURCES if relative(path).startswith(("orchestrator/", "tui/"))]
+    loaders = {
+        relative(path) for path in local if any(name.split(".")[0] == "importlib" for _, name in imports_of(path))
+    }
+
+    # Beside it: a library that may be missing.
+    assert loaders == {"orchestrator/lazy.py", "orchestrator/actions/chart.py"}
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith("remote/")], ids=relative)
+def test_remote_parses_on_python_3_10(path: Path) -> None:
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    assert text.count("\n") <= 400
+    assert ast.get_docstring(tree), "a module says what it is responsible for"
+    for function in functions:
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        assert length <= 60 or (path.name, function.name) == ("train.py", "train"), f"{function.name}: {length} lines"
+
+
+@pytest.mark.slow
+def test_importing_every_module_starts_nothing_and_needs_no_order() -> None:
+    modules = [relative(p)[:-3].replace("/", ".") for p in SOURCES if p.name not in ("__init__.py", "__main__.py")]
+    local = [m for m in modules if not m.startswith(("remote.drafter", "recipes.examples"))]
+    code = "import importlib, sys, threading\n" + "\n".join(f"importlib.import_module({m!r})" for m in local)
+    code += "\nassert threading.active_count() == 1\nassert 'torch' not in sys.modules"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_shipped_files_import_without_the_rest(tmp_path: Path) -> None:
+    """An unpacked copy of remote/ stands alone: no installed packages (-S, -I), nothing of ours beside it."""
+    copy = tmp_path / "tree"
+    shutil.copytree(ROOT / "remote", copy / "remote")
+    names = [
+        relative(p)[:-3].replace("/", ".") for p in SOURCES if is_stdlib_file(relative(p)) and p.stem != "__init__"
+    ]
+    code = f"import sys; sys.path.insert(0, {str(copy)!r})\n" + "\n".join(f"import {name}" for name in names)
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stderr

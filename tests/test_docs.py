@@ -1,0 +1,56 @@
+"""What the documents say of the code is there: named tests, named files, what a copied reporter needs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("orchestrator/", "remote/", "recipes/", "tui/", "tests/", "benchmarks/", "docs/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_file_that_is_named_exists(page: Path) -> None:
+    named = set(re.findall(r"`(test_[a-z_0-9]+)`", page.read_text(encoding="utf-8")))
+    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    functions = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+    assert named - files - functions == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    named = set(re.findall(r"`([\w./-]+\.(?:py|md|yaml))`", page.read_text(encoding="utf-8")))
+    missing = [word for word in named if word.startswith(FOLDERS) and not (ROOT / word).exists()]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+    assert missing == []
+
+
+def test_a_copied_reporter_needs_four_files(tmp_path: Path) -> None:
+    """As the README says: report.py, and wire.py, rundir.py and hiding.py beside it; no installed package."""
+    (tmp_path / "remote").mkdir()
+    for name in ("report.py", "wire.py", "rundir.py", "hiding.py"):
+        shutil.copy(ROOT / "remote" / name, tmp_path / "remote" / name)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom remote.report import Reporter\nReporter"
+
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,86 @@
+"""Golden files: screens as people see them, kept as text and as pictures.
+
+`DRAFTYARD_WRITE_SCREENS=1 pytest tests/tui` writes them anew; look at the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+
+from tui.app import Draftyard
+from tui.plain import screen_text
+
+SCREENS = Path(__file__).parent / "screens"
+IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
+DEADLINE_S = 120.0  # far beyond the slowest test; a screen that failed to open would wait for ever
+SHOWN_S = 30.0  # for what takes less than a second on an idle machine
+IS_WRITING = bool(os.environ.get("DRAFTYARD_WRITE_SCREENS"))
+
+
+def matches(path: Path, text: str) -> bool:
+    """Whether the golden file says the same; writes it where that was asked for."""
+    if IS_WRITING:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return _without_lines(path.read_text(encoding="utf-8")) == _without_lines(text)
+
+
+def _without_lines(text: str) -> str:
+    """Where in our own source a default stands is no part of how a screen looks."""
+    return re.sub(r"(spec\.py:)\d+", r"\1", text)
+
+
+def picture(app: Draftyard) -> str:
+    """The screen as SVG that needs no font from elsewhere."""
+    svg = app.export_screenshot(title="draftyard watch")
+    svg = svg.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some viewers trim blanks at the ends of a text
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    return re.sub(
+        r"font-family: ?Fira Code[^;]*;", "font-family: 'Fira Code', Menlo, 'DejaVu Sans Mono', monospace;", svg
+    )
+
+
+@asynccontextmanager
+async def opened(
+    app: Draftyard, *keys: str, size: tuple[int, int] = (80, 24), deadline_s: float = DEADLINE_S
+) -> AsyncIterator[Pilot[Any]]:
+    """The app running without a terminal, after these keys. Raises TimeoutError for one that never answers
+    or never shows what is waited for."""
+    async with asyncio.timeout(deadline_s), app.run_test(size=size, notifications=True) as pilot:
+        await app.settle(pilot)
+        await press(app, pilot, *keys)
+        yield pilot
+
+
+async def shown(app: Draftyard, pilot: Pilot[Any], *words: str) -> str:
+    """The screen as text once all the words stand on it: what a key leads to may take a thread or two to get there."""
+    ends_s = time.monotonic() + SHOWN_S
+    text = screen_text(app)
+    while not all(word in text for word in words):
+        assert time.monotonic() < ends_s, f"{words} never came:\n{text}"
+        await pilot.pause(0.02)
+        text = screen_text(app)
+    return text
+
+
+async def rested(app: Draftyard, pilot: Pilot[Any]) -> None:
+    """Until no thread is at work, those that another one started included, and the screen shows what they said."""
+    await app.settle(pilot)
+    while any(not worker.is_finished for worker in app.workers):
+        await pilot.pause(0.02)
+    await app.settle(pilot)
+
+
+async def press(app: Draftyard, pilot: Pilot[Any], *keys: str) -> None:
+    for key in keys:
+        await pilot.press(key)
+        await app.settle(pilot)

@@ -1,0 +1,146 @@
+"""A chart as lines: what a person can read off it under every look."""
+
+import math
+
+import pytest
+
+from tui.chart import Look, Series, chart_lines
+from tui.curve import Sample, Window, raw_samples
+from tui.pieces import Line, text_of, width_of
+
+SIZE = (60, 14)
+FLAT = raw_samples((step, 1.0 + step % 2 / 100) for step in range(1000))
+
+
+def meanings(lines: list[Line]) -> set[str]:
+    """Of everything drawn in the plot that is not blank."""
+    return {
+        meaning
+        for line in lines[1:-1]
+        for text, meaning in line
+        if text.strip() and "┤" not in text and "│" not in text
+    }
+
+
+def with_spike(step: int, number: float) -> list[Sample]:
+    samples = list(FLAT)
+    samples[step] = Sample(step, number, number, number)
+    return samples
+
+
+def top(lines: list[Line]) -> float:
+    return float(text_of([lines[1]]).split()[0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.6, 0.98])
+@pytest.mark.parametrize("others", [[], [Series("baseline", "series_2", FLAT, is_reference=True)]])
+def test_a_spike_of_one_step_is_marked_and_told_however_smooth_the_line(smoothing: float, others: list[Series]) -> None:
+    series = [Series("", "live", with_spike(777, 50.0)), *others]
+
+    lines = chart_lines("loss", "nats", series, SIZE, Look(smoothing=smoothing))
+
+    assert "↑ 50" in text_of([lines[0]])
+    assert text_of([lines[1]])[8 + round(777 / 999 * 51)] == "↑"
+    assert top(lines) < 10.0  # the others are not pressed flat by it
+
+
+def test_a_loss_that_begins_far_above_is_seen_to_fall_where_it_lives() -> None:
+    samples = raw_samples((step, 4.0 + 2.0 * math.exp(-step / 200) + 65.0 * math.exp(-step / 4)) for step in range(700))
+
+    lines = chart_lines("loss", "nats", [Series("", "live", samples)], SIZE, Look())
+    rows = [row for row, line in enumerate(lines[1:-1]) if any(meaning == "live" for _, meaning in line)]
+    log = chart_lines("loss", "nats", [Series("", "live", samples)], SIZE, Look(is_log=True))
+
+    assert top(lines) < 10.0
+    assert rows == list(range(SIZE[1] - 2))
+    assert "↑ 71" in text_of([lines[0]])
+    assert "↑" not in text_of(log)  # the logarithmic axis holds all
+    assert top(log) > 70.0
+
+
+def test_smoothing_changes_the_line_and_nothing_that_was_given() -> None:
+    given = with_spike(777, 50.0)
+    before = list(given)
+
+    plain, smooth = (
+        chart_lines("loss", "", [Series("", "live", given)], SIZE, Look(smoothing=weight)) for weight in (0.0, 0.9)
+    )
+
+    assert given == before
+    assert text_of(plain[1:-1]) != text_of(smooth[1:-1]) or meanings(plain) != meanings(smooth)
+
+
+def test_a_rolled_up_bucket_shows_its_lowest_and_highest() -> None:
+    samples = [Sample(step, 1.0, 9.0 if step == 50 else 1.2, 1.1) for step in range(100)]
+
+    assert "↑ 9" in text_of(chart_lines("loss", "", [Series("", "live", samples)], SIZE, Look())[:1])
+
+
+def test_values_that_press_nothing_flat_stay_inside_the_axis() -> None:
+    samples = raw_samples((step, 1.6 + 3.2 * (1 + step / 90) ** -0.55) for step in range(1000))
+
+    assert "↑" not in text_of(chart_lines("loss", "", [Series("", "live", samples)], SIZE, Look()))
+
+
+def test_a_logarithmic_axis_spreads_the_small_values() -> None:
+    samples = raw_samples((step, 10.0 ** (3 - step / 250)) for step in range(1000))
+
+    lines = chart_lines("lr", "", [Series("", "live", samples)], SIZE, Look(is_log=True))
+    rows = [row for row, line in enumerate(lines[1:-1]) if any(meaning == "live" for _, meaning in line)]
+
+    assert "log" in text_of([lines[0]])
+    assert rows == list(range(SIZE[1] - 2))  # a straight line from corner to corner
+    assert 5 < float(text_of([lines[1 + (SIZE[1] - 2) // 2]]).split()[0]) < 15
+
+
+def test_the_crosshair_says_the_step_and_every_value_there() -> None:
+    rising = raw_samples((step, float(step)) for step in range(100))
+    falling = raw_samples((step, float(200 - step)) for step in range(100))
+
+    alone = text_of(chart_lines("x", "", [Series("", "live", rising)], SIZE, Look(crosshair=40.2)))
+    both = text_of(
+        chart_lines(
+            "x",
+            "",
+            [Series("mine", "live", rising), Series("baseline", "series_2", falling)],
+            SIZE,
+            Look(crosshair=40.2),
+        )
+    )
+
+    assert "40" in alone.splitlines()[0]
+    assert "step 40" in alone.splitlines()[0]
+    assert "┊" in alone
+    assert "mine 40" in both.splitlines()[0]
+    assert "baseline 160" in both.splitlines()[0]
+
+
+def test_an_older_attempt_lies_dimmed_behind_the_newest() -> None:
+    older = Series("attempt 1", "faint", raw_samples((step, 5.0) for step in range(60)), is_dimmed=True)
+    newest = Series("loss", "live", raw_samples((step, 2.0) for step in range(50, 100)), newest=2.0)
+
+    lines = chart_lines("loss", "", [older, newest], SIZE, Look())
+
+    assert {"faint", "live"} <= meanings(lines)
+    assert "5" not in text_of([lines[0]])
+
+
+def test_values_that_are_not_finite_are_a_marked_gap_and_counted() -> None:
+    samples = raw_samples((step, math.nan if 40 <= step < 60 else 1.0 + step / 100) for step in range(100))
+
+    lines = chart_lines("loss", "", [Series("", "live", samples)], SIZE, Look(window=Window(0, 99)))
+    middle = [text_of([line])[8 + 22 : 8 + 30] for line in lines[1:-2]]
+
+    assert "× 20 not finite" in text_of([lines[0]])
+    assert "×" in text_of([lines[-2]])
+    assert not "".join(middle).strip()
+
+
+@pytest.mark.parametrize("size", [(38, 9), (60, 4), (198, 50)])
+@pytest.mark.parametrize("look", [Look(), Look(is_log=True), Look(ascii_only=True), Look(crosshair=3.0)])
+def test_a_chart_is_exactly_as_large_as_asked(size: tuple[int, int], look: Look) -> None:
+    lines = chart_lines("loss", "nats", [Series("", "live", FLAT)], size, look)
+
+    assert len(lines) == size[1]
+    assert all(width_of(line) <= size[0] for line in lines)
+    assert not look.ascii_only or all(meaning != "live" or text.isascii() for line in lines for text, meaning in line)

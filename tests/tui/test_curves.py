@@ -1,0 +1,81 @@
+"""The grid of curves by its keys: one window for all, zoom, pan, log, smoothing, baseline, the way back."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.tui.golden import opened, press
+from tui.app import Draftyard
+from tui.curves import CurvesPane
+from tui.plain import screen_text
+
+pytestmark = pytest.mark.slow  # a whole app a test
+
+Open = Callable[..., Draftyard]
+
+
+async def test_one_thing_back_at_a_time(open_app: Open) -> None:
+    """Crosshair, zoom, the single chart, then the screen."""
+    app = open_app()
+    async with opened(app, "j", "enter", "2", size=(140, 40)) as pilot:
+        grid = screen_text(app)
+        await press(app, pilot, "z")
+        alone = screen_text(app)
+        await press(app, pilot, "plus")
+        zoomed = screen_text(app)
+        await press(app, pilot, "less_than_sign", "less_than_sign")
+        panned = screen_text(app)
+        await press(app, pilot, "left")
+        crossed = screen_text(app)
+        await press(app, pilot, "escape", "escape", "escape")
+        back = screen_text(app)
+        await press(app, pilot, "escape")
+        home = screen_text(app)
+
+    assert "accuracy" in grid
+    assert "accuracy" not in alone
+    assert "65,000" in zoomed.splitlines()[-2]
+    assert panned.splitlines()[-2].split() == ["32,500", "97,500"]
+    assert "┊" in crossed
+    assert back == grid
+    assert "worst" not in home
+
+
+async def test_log_and_smoothing_are_looks_alone(open_app: Open) -> None:
+    app = open_app()
+    async with opened(app, "j", "enter", "2", "z", size=(100, 30)) as pilot:
+        pane = app.screen.query_one(CurvesPane)
+        ask = pane.ask()
+        drawn = [screen_text(app)]
+        for key in ("m", "m", "m", "m", "L", "L"):
+            await press(app, pilot, key)
+            drawn.append(screen_text(app))
+
+        assert pane.ask() == ask
+    assert len({*drawn[:4]}) == 4
+    assert drawn[4] == drawn[0]
+    assert " log" in drawn[5].splitlines()[3]
+    assert drawn[6] == drawn[0]
+
+
+async def test_the_baseline_is_another_run_laid_over(open_app: Open) -> None:
+    app = open_app()
+    async with opened(app, "B", "j", "enter", "2", "z", size=(140, 40)) as pilot:
+        before = screen_text(app)
+        await press(app, pilot, "d", "left")
+        laid = screen_text(app)
+
+    assert "▲ baseline" not in before
+    assert "▲ baseline" in laid
+    assert "● loss" in laid
+
+
+async def test_older_attempts_are_read_with_the_newest(open_app: Open) -> None:
+    app = open_app(run="d5xn8ruq")
+    async with opened(app, "2", "z", size=(100, 30)):
+        assert app.shown is not None
+        assert app.shown.detail is not None
+        curve = app.shown.detail.curve("loss")
+
+    assert curve is not None
+    assert [one.attempt for one in curve.attempts] == [1, 2]

@@ -1,0 +1,96 @@
+"""Whatever a recipe, a person, a job or a host says reaches the terminal as text, never as a command."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.events import Paste
+
+from orchestrator.store.rows import Document, FailureRow, State
+from tests.tui.golden import opened, press, shown
+from tests.tui.world import GIB, NOW_S, Writer, Yard
+from tui.app import Draftyard
+from tui.plain import screen_text
+
+pytestmark = pytest.mark.slow  # a whole app a test
+
+Open = Callable[..., Draftyard]
+EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202eb\x08\r\x00"
+COMMANDS = {"\x1b", "\x07", "\x9b", "\u202e", "\x08", "\r", "\x00"}
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A run whose every text, and a host whose every fact, holds commands for a terminal."""
+    yard = Yard(tmp_path / "runs.db")
+    told = EVIL.replace("\x00", "")
+    with yard.store:
+        yard.run(
+            "evil2345", f"{told}/{told}", host=told, num_steps=9, tags=(told,), why=told, git_commit=told,
+            documents={
+                Document.SPEC: json.dumps({"recipe": told, told: {told: told}, "why": told}),
+                Document.LAUNCH: json.dumps({"gpus": [told], told: told}),
+            },
+        )  # fmt: skip
+        Writer(yard.store, "evil2345").tell([
+            ("metrics", NOW_S - 9, {"step": 1, "values": {"loss": 1.0, told: 2.0}}),
+            ("stage", NOW_S - 8, {"name": told}),
+            ("note", NOW_S - 8, {"text": told}),
+            ("progress", NOW_S - 7, {"what": told, "done": 1, "total": 2, "unit": told}),
+            ("checkpoint", NOW_S - 6, {"step": 1, "path": told, "size_bytes": 1, "is_best": False}),
+            ("rung", NOW_S - 5, {"name": told, "passed": False, "values": {told: told}, "message": told}),
+        ])  # fmt: skip
+        yard.log("evil2345", told + "\nTraceback " + told + "\n")
+        yard.store.replace_failures("evil2345", 1, [FailureRow(
+            run_id="evil2345", attempt=1, kind=told, message=told, hint=told, source=told, stage=told, step=1,
+            traceback=told, facts={told: told, "frames": [{told: told}]}, at_s=NOW_S, is_first_cause=True,
+        )])  # fmt: skip
+        yard.store.note("evil2345", told)
+        yard.state("evil2345", State.FAILED, reason="exit:1", evidence=told)
+        gpu = {
+            "index": 0,
+            "name": told,
+            "total_bytes": GIB,
+            "used_bytes": GIB,
+            "processes": [{"pid": 7, "user": told, "used_bytes": GIB}],
+        }
+        yard.store.host_seen(told, address=told, facts={"gpus": [gpu], "torch": told, told: told})
+        yard.store.host_unreachable(told, error=told)
+    return yard.path
+
+
+@pytest.mark.parametrize("keys", [
+    "", "enter", "enter 2", "enter 3", "enter 4", "enter 5", "enter 6", "enter 7", "2", "3", "space c", "question_mark",
+    "colon", "y",
+])  # fmt: skip
+async def test_no_screen_lets_a_command_through(keys: str, hostile: Path, open_app: Open) -> None:
+    app = open_app(hostile)
+    async with opened(app, size=(140, 40)) as pilot:
+        await press(app, pilot, *keys.split())
+        text = screen_text(app)
+        svg = app.export_screenshot()
+
+    assert not set(text) & COMMANDS
+    assert not set(svg) & (COMMANDS - {"\r"})
+
+
+async def test_what_an_action_says_is_text_not_markup(hostile: Path, open_app: Open) -> None:
+    """A refusal may hold brackets, or whatever a host said."""
+    app = open_app(hostile)
+    async with opened(app, size=(140, 40)) as pilot:
+        app.notify(f"[/oops] [1, 2] {EVIL}")
+        text = await shown(app, pilot, "[/oops]")
+
+    assert "[/oops] [1, 2] a" in text
+    assert not set(text) & COMMANDS
+
+
+async def test_what_is_pasted_into_a_field_is_inert(hostile: Path, open_app: Open) -> None:
+    app = open_app(hostile)
+    async with opened(app, "slash", size=(140, 40)) as pilot:
+        app.screen.focused.post_message(Paste(f"recipe:{EVIL}"))  # type: ignore[union-attr]
+        text = await shown(app, pilot, "recipe:a")
+
+    assert "recipe:a" in text
+    assert not set(text) & COMMANDS

@@ -1,0 +1,103 @@
+"""The real program in a real terminal on a real run over real SSH: watched, cut off, unplugged, stopped from the screen."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import sshd
+from tests.orchestrator.conftest import yard  # noqa: F401 - a project of its own
+from tests.orchestrator.yard import RECIPE, Yard
+from tests.tui.test_terminal import Terminal, _plain, at_terminal
+
+
+def newest_step(written: str) -> int:
+    return max(
+        (int(text.replace(",", "")) for text in re.findall(r"step ([\d,]+) of 100,000", _plain(written))), default=0
+    )
+
+
+def launched(yard: Yard, server: sshd.Server, tmp_path: Path) -> str:  # noqa: F811
+    hosts = server.hosts_yaml(work_dir=json.dumps(str(tmp_path / "there")), python=json.dumps(sys.executable))
+    (yard.root / "hosts.yaml").write_text(hosts)
+    yard.edit("tiny.yaml", RECIPE)
+    assert yard.run("launch", "tiny", "-b", "slow", "--host", "box", "--force", "a test of the screen") == 0, yard.err
+    return str(yard.json("ls")["runs"][0]["id"])
+
+
+@contextmanager
+def launched_run(yard: Yard, tmp_path: Path) -> Iterator[tuple[sshd.Server, str]]:  # noqa: F811
+    """A run on a server of its own; stopped before the server goes, as nobody could stop it afterwards."""
+    with sshd.running(tmp_path / "sshd", alias="box") as server:
+        run_id = launched(yard, server, tmp_path)
+        try:
+            yield server, run_id
+        finally:
+            server.freeze(stopped=False)
+            yard.run("stop", run_id, "--now", "--timeout", "60s")
+
+
+@pytest.mark.slow
+def test_a_run_over_ssh_is_watched_through_a_cut_and_stopped_by_a_key(yard: Yard, tmp_path: Path) -> None:  # noqa: F811
+    with launched_run(yard, tmp_path) as (server, run_id):
+        command = [sys.executable, "-m", "orchestrator.cli", "watch", run_id]
+        with at_terminal(command, size=(100, 30)) as terminal:
+            assert terminal.read_until(r"step [\d,]+ of 100,000")
+            server.cut()
+            step = newest_step(terminal.written)
+            for _ in range(60):
+                if newest_step(terminal.written) > step + 20:
+                    break
+                terminal.drain(0.5)
+            terminal.press("x")
+            asked = terminal.read_until("on box")
+            terminal.press("y")
+            stopped = terminal.read_until("X stopped")
+            terminal.press("q")
+            code = terminal.end()
+
+        assert newest_step(terminal.written) > step + 20
+        assert asked
+        assert stopped
+        assert code == 0
+        assert yard.json("show", run_id)["run"]["state"] == "stopped"
+
+
+@pytest.mark.slow
+def test_a_host_that_falls_silent_is_said_and_the_screen_goes_on(yard: Yard, tmp_path: Path) -> None:  # noqa: F811
+    """Its sshd takes no word any more, as when a cable is pulled; the run is live all the while and is found again."""
+    with launched_run(yard, tmp_path) as (server, run_id):
+        with at_terminal([sys.executable, "-m", "orchestrator.cli", "watch", run_id], size=(100, 30)) as terminal:
+            assert terminal.read_until(r"step [\d,]+ of 100,000")
+            server.freeze()
+            server.cut()  # after the freeze: what was open is gone, and nobody answers a new connection
+            assert terminal.read_until(r"R\? running  host unreachable since \d\d:\d\d", timeout_s=90)
+            paints_s = [answered_in_s(terminal, key, words) for key, words in PANES]
+            answered_in_s(terminal, "\x1b", r"R\? +tiny/slow[\s\S]*mark  s sort")
+            answered_in_s(terminal, "2", r"unreachable since \d\d:\d\d")
+            seen = len(terminal.written)
+            server.freeze(stopped=False)
+            assert terminal.read_until("reachable  seen", since=seen, timeout_s=90)
+            terminal.press("q")
+            code = terminal.end()
+        state = yard.json("show", run_id)["run"]["state"]
+
+    assert max(paints_s) < 5.0  # who waited for the host would wait much longer
+    assert code == 0
+    assert state == "running"
+
+
+PANES = (("2", "▸ loss"), ("4", "f follow"), ("6", "spec_version"), ("1", "bottleneck|Speed"))
+
+
+def answered_in_s(terminal: Terminal, key: str, words: str) -> float:
+    """From a key to what it opens."""
+    seen, began = len(terminal.written), time.monotonic()
+    terminal.press(key)
+    assert terminal.read_until(words, since=seen), _plain(terminal.written[seen:])
+    return time.monotonic() - began

@@ -1,0 +1,89 @@
+"""A run owns the GPUs that its launch was promised, though its supervisor samples every card of the machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.store.rows import Document, State
+from tests.tui.world import GIB, NOW_S, Writer, Yard, gpu_events
+from tui.deeds import asking, deed_named, gpus_of
+from tui.detail import RunDetail
+from tui.hosts_lines import hosts_lines
+from tui.memory import memory_tab_lines
+from tui.overview import overview_lines
+from tui.pieces import text_of
+from tui.runs_rows import memory_fraction
+from tui.snapshot import Ask, Room, Snapshot
+
+FIRST, SECOND = "f5xn8ruq", "g6mf6hky"
+HELD = {0: 1.0, 1: 1.0, 2: 92.0, 3: 1.0, 4: 1.0, 5: 40.0, 6: 41.0, 7: 1.0}  # GiB; 2 is a stranger's
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        for run_id, gpu in ((FIRST, "GPU-00000005"), (SECOND, "6")):  # by UUID, and by index as named
+            launch = {Document.LAUNCH: json.dumps({"gpus": [gpu]})}
+            yard.run(run_id, "mine/fast", host="gpubox", documents=launch)
+            Writer(yard.store, run_id, name="supervisor").tell(gpu_events(HELD, ago_s=60, every_s=30))
+            yard.state(run_id, State.RUNNING)
+        foreign = [{"pid": 1, "user": "eva", "used_bytes": int(92 * GIB), "command": "python"}]
+        gpus = [
+            {"index": gpu, "uuid": f"GPU-{gpu:08x}", "total_bytes": 95 * GIB, "used_bytes": int(0.1 * GIB), "processes": foreign * (gpu == 2)}
+            for gpu in HELD
+        ]  # fmt: skip
+        yard.store.host_seen("gpubox", address="ssh gpubox", clock_offset_s=0.0, facts={"gpus": gpus})
+    room = Room(tmp_path / "runs.db")
+    found = room.read(Ask(wants_hosts=True, run=FIRST), NOW_S)
+    room.close()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def detail(snapshot: Snapshot) -> RunDetail:
+    assert snapshot.detail is not None
+    return snapshot.detail
+
+
+def test_the_hosts_screen_gives_each_card_to_the_run_it_is_promised_to(snapshot: Snapshot) -> None:
+    lines = text_of(hosts_lines(snapshot, 120, ascii_only=False)).splitlines()
+
+    owners = {line.split()[1]: line for line in lines if line.startswith("GPU ")}
+    assert [gpu for gpu, line in owners.items() if "mine/fast" in line] == ["5", "6"]
+    assert FIRST in owners["5"]
+    assert [line.split("GPU ")[1] for line in lines if line.startswith("R") and FIRST in line] == ["5"]
+
+
+def test_a_stranger_on_a_card_is_named_with_its_newest_memory(snapshot: Snapshot) -> None:
+    text = text_of(hosts_lines(snapshot, 120, ascii_only=False))
+
+    assert "92.0 GiB  pid 1, user eva" in text
+    assert any(line.startswith("GPU 2") and " of 95.0" in line and "others" in line for line in text.splitlines())
+
+
+def test_the_list_measures_memory_on_the_own_cards_alone(snapshot: Snapshot) -> None:
+    fraction = memory_fraction(snapshot.numbers[FIRST])
+
+    assert fraction == pytest.approx(40 / 95, abs=0.02)
+
+
+@pytest.mark.parametrize("draw", [overview_lines, "memory"])
+def test_a_run_shows_its_own_cards_alone(detail: RunDetail, draw: object) -> None:
+    lines = (
+        memory_tab_lines(detail, 100, 30, ascii_only=False)
+        if draw == "memory"
+        else overview_lines(detail, NOW_S, 100, 30, ascii_only=False)
+    )
+
+    text = text_of(lines)
+    assert "GPU 5" in text
+    assert not [gpu for gpu in HELD if gpu != 5 and f"GPU {gpu}" in text]
+
+
+def test_the_question_before_a_stop_names_the_own_cards(detail: RunDetail) -> None:
+    told = " ".join(asking(deed_named("stop"), detail.run, gpus_of(detail), {}))
+
+    assert "on gpubox, GPU 5 " in told

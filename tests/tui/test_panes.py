@@ -1,0 +1,175 @@
+"""Panes as plain functions: odd input, and the shapes they share with the rooms that make it."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from orchestrator.actions.places import find_places
+from orchestrator.actions.plans import plan_body, plan_memory
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import HostRow
+from tests.tui.world import NOW_S, PLAN
+from tests.tui.yard import LIVE, OOM
+from tui.detail import RunDetail, read_detail
+from tui.facts import fact_lines, fact_text
+from tui.hosts_lines import hosts_lines
+from tui.launch_lines import choice_lines
+from tui.memory import memory_tab_lines, peak_lines, plan_lines, water_lines
+from tui.ordering import Offer, Planned, Standing, Wish, offers, planned
+from tui.overview import overview_lines
+from tui.pieces import beside, fitted, flowed, text_of, width_of, wrapped
+from tui.snapshot import Ask, CurvesAsk, Snapshot
+from tui.spec import spec_lines
+
+pytestmark = pytest.mark.slow  # every pane at every width
+
+GIB = 2**30
+
+
+def detail_of(path: Path, run_id: str) -> RunDetail:
+    with Reader(path) as reader:
+        return read_detail(reader, reader.run(run_id), CurvesAsk(names=("loss", "accuracy")))
+
+
+def places_of(tmp_path: Path) -> Any:
+    return find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
+
+
+@pytest.mark.parametrize("width", [40, 58, 78, 120, 198])
+@pytest.mark.parametrize("run_id", [LIVE, OOM])
+def test_no_line_is_wider_than_its_pane(filled_yard: Path, run_id: str, width: int) -> None:
+    detail = detail_of(filled_yard, run_id)
+
+    for lines in (
+        overview_lines(detail, NOW_S, width, 30, ascii_only=False),
+        memory_tab_lines(detail, width, 30, ascii_only=False),
+    ):
+        too_wide = [text_of([line]) for line in lines if width_of(line) > width and "because" not in text_of([line])]
+        assert all(cell_len(text) <= width + 60 for text in too_wide)
+
+
+def test_a_plan_of_the_planner_is_drawn_line_by_line(tmp_path: Path) -> None:
+    made = plan_memory(places_of(tmp_path), "qwen3.6-27b", branch="ddtree", capacity_bytes=95 * GIB)
+
+    text = text_of(plan_lines(plan_body(made.plan), 78, ascii_only=False))
+
+    assert "must fit" in text
+    assert "95.0 GiB" in text
+    assert max(made.plan.peak.components, key=lambda line: line.size_bytes).name.replace("_", " ")[:20] in text
+    assert set(plan_body(made.plan)) >= set(PLAN)
+
+
+def test_measured_stages_stand_beside_the_plan_by_kind_of_peak(filled_yard: Path) -> None:
+    text = text_of(peak_lines(detail_of(filled_yard, LIVE), 78))
+    backward = next(line for line in text.splitlines() if line.startswith("backward, GPU 5"))
+
+    assert backward.split()[-4:] == ["83.2", "82.6", "83.9", "84.7"]  # planned, allocated, reserved, driver
+
+
+@pytest.mark.parametrize(("retries", "meaning"), [(0.0, "muted"), (3.0, "warn")])
+def test_the_allocator_trying_again_is_a_warning(filled_yard: Path, retries: float, meaning: str) -> None:
+    detail = detail_of(filled_yard, LIVE)
+    told = dataclasses.replace(detail.series[0], name="allocation_retries", last_value=retries)
+
+    lines = peak_lines(dataclasses.replace(detail, series=(*detail.series, told)), 78)
+
+    assert (f"allocator retries {retries:.0f}", meaning) in [piece for line in lines for piece in line]
+
+
+def test_every_gpu_has_a_water_line_of_its_own(filled_yard: Path) -> None:
+    lines = water_lines(detail_of(filled_yard, LIVE), 78, ascii_only=False)
+
+    assert all(f"{mark} GPU {gpu}" in text_of(lines) for mark, gpu in (("●", 5), ("▲", 6), ("■", 7)))
+    assert len({meaning for line in lines[1:-1] for _, meaning in line if meaning.startswith("series")}) == 3
+    assert "40 min ago" in text_of(lines)
+
+
+def test_a_wrong_override_is_a_fault_of_the_wish(tmp_path: Path) -> None:
+    wish = Wish("smollm2", "ce", overrides=("train.num_stepz=3",))
+
+    answer = planned(places_of(tmp_path), wish)
+
+    assert "num_step" in answer.fault
+
+
+def test_every_bundled_branch_is_offered_and_can_be_planned_or_says_why(tmp_path: Path) -> None:
+    found = offers(places_of(tmp_path))
+
+    assert "smollm2/ce" in {offer.key for offer in found}
+    assert not [offer for offer in found if offer.fault]
+    answer = planned(places_of(tmp_path), Wish("own-script", found[0].branch))
+    assert answer.note or answer.body
+
+
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        (None, "enter looks at the host"),
+        (Standing(False, fault="host pve-a cannot be reached"), "cannot be reached"),
+        (Standing(True, (("fwd", "passed", ""),)), "Launch is allowed"),
+        (Standing(False, (("leak", "stale", "changed since: tree"),)), "changed since: tree"),
+    ],
+)
+def test_the_gate_says_how_it_stands(standing: Standing | None, words: str) -> None:
+    wish = Wish("smollm2", "ce")
+
+    text = text_of(choice_lines(wish, Offer("smollm2", "ce"), (Planned({}), standing), 78, ascii_only=False))
+
+    assert words in text
+
+
+def test_what_a_step_takes_stands_below_its_memory() -> None:
+    wish, made = (
+        Wish("smollm2", "ce"),
+        Planned({}, time="0.27 s a step, 3m09s for all 700; measured: run a2mf6hky on local"),
+    )
+
+    text = text_of(choice_lines(wish, Offer("smollm2", "ce"), (made, None), 78, ascii_only=False))
+
+    assert "0.27 s a step, 3m09s for all 700; measured: run a2mf6hky on local" in text
+
+
+@pytest.mark.parametrize(
+    ("gpu", "owner"),
+    [
+        ({"index": 0, "used_bytes": 0, "total_bytes": 95 * GIB}, "free"),
+        ({"index": 0, "used_bytes": 60 * GIB, "total_bytes": 95 * GIB}, "held from outside"),
+        (
+            {"index": 0, "used_bytes": 60 * GIB, "total_bytes": 95 * GIB, "processes": [{"pid": 7, "user": "eva", "used_bytes": 59 * GIB}]},
+            "pid 7, user eva",
+        ),
+    ],
+)  # fmt: skip
+def test_a_gpu_says_who_holds_its_memory(gpu: Mapping[str, Any], owner: str) -> None:
+    host = HostRow("pve-a", "", {"gpus": [gpu]}, NOW_S, None, None, 0.0)
+
+    text = text_of(hosts_lines(Snapshot(Ask(), NOW_S, hosts=(host,)), 100, ascii_only=False))
+
+    assert owner in text
+
+
+def test_facts_read_by_the_units_their_names_tell() -> None:
+    assert fact_text("asked_bytes", 12_205_424_640) == "11.37 GiB"
+    assert fact_text("took_s", 2.5) == "2.5 s"
+    assert fact_text("shape", [182, 8, 8032, 128]) == "182, 8, 8,032, 128"
+    assert fact_text("ok", True) == "yes"
+    assert "pid 3" in text_of(fact_lines({"other_processes": [{"pid": 3}]}, 60))
+
+
+def test_the_spec_marks_what_somebody_chose(filled_yard: Path) -> None:
+    text = text_of(spec_lines(detail_of(filled_yard, LIVE), 100))
+
+    assert "num_steps" in text
+    assert "240000" in text
+    assert "uncommitted edits" in text
+
+
+def test_words_and_columns_keep_to_their_width() -> None:
+    assert all(width_of(line) <= 10 for line in wrapped("a word andaverylongone here", 10))
+    assert width_of(fitted([("日本語日本語", "text")], 7)) == 7
+    assert [width_of(line) for line in beside(([[("ab", "text")]], 4), ([], 3), gap=1)] == [8]
+    assert len(flowed([[("aaaa", "text")], [("bbbb", "text")]], 6)) == 2

@@ -1,0 +1,108 @@
+"""The rows of the list: enough at 80 columns to tell runs apart, nothing said that is not so."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import RunRow, State
+from tests.tui.golden import opened
+from tests.tui.world import NOW_S, Writer, Yard, steps
+from tests.tui.yard import DONE, LIVE, STOPPED
+from tui.app import Draftyard
+from tui.detail import read_detail
+from tui.overview import state_lines
+from tui.pieces import text_of
+from tui.plain import screen_text
+from tui.runs_rows import COLUMNS, run_cells
+from tui.snapshot import Ask, CurvesAsk, Room, RunNumbers
+from tui.wording import short_value
+
+
+def cells_of(run: RunRow, numbers: RunNumbers) -> dict[str, str]:
+    cells = run_cells(run, numbers, NOW_S, ascii_only=False)
+    return {column.title: text_of([cell]) for column, cell in zip(COLUMNS, cells, strict=True)}
+
+
+def row_of(path: Path, run_id: str) -> dict[str, str]:
+    room = Room(path)
+    snapshot = room.read(Ask(), NOW_S)
+    assert snapshot is not None
+    run = next(run for run in snapshot.runs if run.id == run_id)
+    room.close()
+    return cells_of(run, snapshot.numbers[run_id])
+
+
+async def test_two_runs_of_a_branch_differ_at_eighty_columns(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app()
+    async with opened(app):
+        lines = screen_text(app).splitlines()
+
+    first, second = (line for line in lines if " qwen27b/v6" in line or "▌R? qwen27b/v6" in line)
+    assert "b4tw9rne unreachable" in first
+    assert "m8yb2hqc succeeded" in second
+    assert "2.19" in first
+    assert "1.725" in second
+
+
+def test_a_run_that_has_ended_ends_no_more(filled_yard: Path) -> None:
+    stopped = row_of(filled_yard, STOPPED)
+
+    assert stopped["state"] == "stopped"
+    assert stopped["ends in"] == ""
+    assert row_of(filled_yard, LIVE)["ends in"] == "1d15h"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"), [("gpu_oom", "gpu OOM"), ("nonfinite", "NaN"), ("exit:2", "exit 2"), (None, "failed")]
+)
+def test_a_failed_run_says_why_in_ten_cells(filled_yard: Path, reason: str | None, words: str) -> None:
+    with Reader(filled_yard) as reader:
+        run = dataclasses.replace(reader.run(STOPPED), state=State.FAILED, reason=reason)
+
+    assert cells_of(run, RunNumbers())["state"] == words
+
+
+def test_the_list_says_what_a_drafter_is_worth(filled_yard: Path) -> None:
+    assert row_of(filled_yard, DONE)["accept"] == "1.71"
+    assert row_of(filled_yard, LIVE)["accept"] == ""
+
+
+@pytest.mark.parametrize(
+    "number", [1.83e-5, -1.83e-5, 0.0018312, 4.9143, 12345.678, -12345.678, 123456.0, 9.9999e-300, 1e12, -0.00183]
+)
+def test_a_number_gets_fewer_digits_before_it_is_cut(number: float) -> None:
+    text = short_value(number, 7)
+
+    assert len(text) <= 7
+    assert not text.endswith("…")
+    if "," not in text and text[-1].isdigit():
+        assert float(text) == pytest.approx(number, rel=0.3)
+
+
+def test_after_the_last_step_the_stage_tells_how_far_it_is(tmp_path: Path) -> None:
+    """The answers of before are over: they say nothing of the evaluation."""
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        run = yard.run("evalrun2", "smollm2/ce", num_steps=100)
+        rank0 = Writer(yard.store, run)
+        rank0.tell([("progress", NOW_S - 900, {"what": "answers", "done": 700, "total": 700, "unit": "prompts"})])
+        rank0.tell([("stage", NOW_S - 800, {"name": "training"})])
+        rank0.tell(steps(1, 100, 1, begin_s=NOW_S - 700, step_s=1.0, seed=1))
+        rank0.tell([("stage", NOW_S - 200, {"name": "evaluating"})])
+        yard.state(run, State.RUNNING)
+        before = row_of(yard.path, run)
+        rank0.tell([("progress", NOW_S - 100, {"what": "decoding", "done": 4, "total": 16, "unit": "prompts"})])
+        after = row_of(yard.path, run)
+        with Reader(yard.path) as reader:
+            head = text_of(state_lines(read_detail(reader, reader.run(run), CurvesAsk()), NOW_S, 78, ascii_only=False))
+
+    assert (before["state"], before["ends in"]) == ("evaluating", "–")
+    assert (after["state"], after["ends in"]) == ("evaluating", "25%")
+    assert "decoding" in head
+    assert "4 of 16 prompts" in head
+    assert "evaluating for 3m20s" in head
+    assert "ends in" not in head
+    assert "answers" not in head

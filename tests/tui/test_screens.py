@@ -1,0 +1,198 @@
+"""Every screen as plain text at two sizes, and as a picture for its colours."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from rich.color import Color
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+from textual.widget import Widget
+
+from orchestrator.actions.places import Places
+from tests.tui.golden import IMAGES, SCREENS, matches, opened, picture, rested, shown
+from tui.app import Draftyard
+from tui.frame import LEAST_HEIGHT, LEAST_WIDTH
+from tui.plain import screen_text
+from tui.theme import INKS, THEMES
+
+pytestmark = pytest.mark.slow  # a whole app a test
+
+KEYS = {
+    "runs": "",
+    "runs-worst-off": "s",
+    "run-overview": "j enter",
+    "run-curves": "j enter 2",
+    "run-curve-alone": "j enter 2 z L left",
+    "run-memory": "j enter 3",
+    "run-log": "j enter 4",
+    "run-failure": "exclamation_mark",
+    "run-failure-log": "exclamation_mark 4",
+    "run-spec": "exclamation_mark 6",
+    "run-files": "j enter 7",
+    "run-resumed": "j j enter",
+    "hosts": "2",
+    "smoke": "3",
+    "launch": "4",
+    "compare": "space space c",
+    "help": "question_mark",
+    "palette": "colon",
+}
+PICTURES = {
+    "watch": "j",
+    "run": "j enter",
+    "curves": "j enter 2",
+    "memory": "j enter 3",
+    "failure": "exclamation_mark",
+    "hosts": "2",
+    "smoke": "3",
+    "launch": "4 G",
+    "compare": "space space c",
+    "spec": "exclamation_mark 6",
+}
+
+
+SIZES = [pytest.param((80, 24), id="80x24"), pytest.param((200, 60), id="200x60", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", KEYS)
+async def test_a_screen_looks_as_it_did(
+    name: str, size: tuple[int, int], yard_places: Places, open_app: Callable[..., Draftyard]
+) -> None:
+    app = open_app(places=yard_places)
+
+    async with opened(app, *KEYS[name].split(), size=size) as pilot:
+        await rested(app, pilot)
+        text = screen_text(app)
+
+    assert matches(SCREENS / f"{name}-{size[0]}x{size[1]}.txt", text)
+
+
+@pytest.mark.parametrize("keys", [*KEYS.values(), "slash", "B", "j x", "4 tab"])
+async def test_ascii_screens_are_ascii(keys: str, yard_places: Places, open_app: Callable[..., Draftyard]) -> None:
+    """With whatever lies over them: help, palette, question, toast, preview, what Textual draws itself."""
+    app = open_app(places=yard_places, ascii_only=True)
+    async with opened(app, *keys.split(), size=(160, 40)) as pilot:
+        await rested(app, pilot)
+        text = screen_text(app)
+
+    assert text.isascii()
+    assert "?" not in re.sub(r"R\?|\? +[hH]elp", "", text)  # nothing was left without a likeness
+
+
+async def test_ascii_keys_do_not_read_as_ctrl(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app(ascii_only=True)
+    async with opened(app, "question_mark", size=(120, 60)):
+        text = screen_text(app)
+
+    assert "up k" in text
+    assert "enter" in text
+
+
+async def test_without_colour_nothing_has_one_nor_a_ground(
+    monkeypatch: pytest.MonkeyPatch, open_app: Callable[..., Draftyard]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = open_app()
+    async with opened(app, "space", "space", "c", size=(120, 40)) as pilot:
+        await rested(app, pilot)
+        strips = [
+            strip for widget in app.screen.walk_children(Widget) for strip in widget.render_lines(widget.size.region)
+        ]
+
+    styles = [segment.style for strip in strips for segment in strip if segment.style is not None]
+    assert styles
+    assert {str(colour.name) for style in styles for colour in (style.color, style.bgcolor) if colour} <= {"default"}
+
+
+async def test_curves_are_told_apart_by_their_marks(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app()
+    async with opened(app, "space", "space", "c", size=(120, 40)) as pilot:
+        await rested(app, pilot)
+        text = screen_text(app)
+
+    assert text.count("●") > 6
+    assert text.count("▲") > 6
+
+
+def _light(colour: Color) -> float:
+    """Relative luminance as WCAG 2.1 defines it, 0 to 1."""
+    shares = [part / 255 for part in colour.get_truecolor(DEFAULT_TERMINAL_THEME)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: Color, other: Color) -> float:
+    low, high = sorted((_light(one), _light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("name", ["draftyard", "draftyard-light"])
+def test_whatever_must_be_read_stands_out_from_its_ground(name: str) -> None:
+    """4.5:1, as WCAG 2.1 wants of text; what only decorates (rules, tracks, the span of a curve) is left out."""
+    inks = INKS[name]
+    weak = {
+        (meaning, ground): round(ratio, 2)
+        for meaning in set(inks.styles) - {"ground", "raised", "cursor", "line", "band", "cursor_ground", "match"}
+        for ground in ("ground", "raised", "cursor")
+        if (ratio := _contrast(inks[meaning].color, inks[ground].color)) < 4.5  # type: ignore[arg-type]
+    }
+
+    assert weak == {}
+
+
+def test_in_the_terminals_own_colours_what_is_read_most_has_its_default() -> None:
+    """What sixteen unknown colours look like nobody can compute."""
+    inks = INKS["draftyard-16"]
+
+    assert {inks[meaning].color.name for meaning in ("text", "strong", "muted", "faint")} == {"default"}  # type: ignore[union-attr]
+
+
+LAST_TO_COME = {"launch": ("What would make room",)}  # its plan is made a while after the last key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PICTURES)
+async def test_a_picture_of_the_documentation_is_what_the_screen_shows(
+    name: str, yard_places: Places, open_app: Callable[..., Draftyard]
+) -> None:
+    app = open_app(places=yard_places)
+
+    async with opened(app, *PICTURES[name].split(), size=(140, 40)) as pilot:
+        await shown(app, pilot, *LAST_TO_COME.get(name, ()))
+        await rested(app, pilot)
+        svg = picture(app)
+
+    assert matches(IMAGES / f"{name}.svg", svg)
+
+
+@pytest.mark.parametrize("theme", ["draftyard-light", "draftyard-16"])
+async def test_the_other_themes_draw_every_screen(theme: str, open_app: Callable[..., Draftyard]) -> None:
+    app = open_app()
+    app.theme = theme
+
+    async with opened(app, "j", "enter", size=(140, 40)):
+        svg = picture(app)
+
+    assert matches(SCREENS / f"run-overview-{theme}.svg", svg)
+
+
+async def test_the_narrowest_screen_still_names_each_run(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app()
+    async with opened(app, size=(LEAST_WIDTH, LEAST_HEIGHT)):
+        text = screen_text(app)
+
+    assert re.search(r"^▌R\? qwen27b/v6 .*unreachable +25k/60k +11h40m", text, re.MULTILINE), text
+    assert re.search(r"^ O  qwen3.6-27b.* gpu OOM", text, re.MULTILINE), text
+
+
+@pytest.mark.parametrize("name", [theme.name for theme in THEMES])
+def test_no_ink_has_the_colour_of_the_ground_below_it(name: str) -> None:
+    """Nor that of the row under the cursor."""
+    inks = INKS[name]
+    grounds = {inks[ground].color for ground in ("ground", "raised", "cursor")} - {inks["text"].color}
+    words = {
+        inks[meaning].color for meaning in ("text", "strong", "muted", "faint", "live", "good", "bad", "warn", "odd")
+    }
+
+    assert not grounds & words

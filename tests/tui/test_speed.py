@@ -1,0 +1,24 @@
+"""The twenty-second form of benchmarks/tui.py, with bounds that a busy machine keeps as well."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOSE = 10.0  # times what is claimed on two quiet cores
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_the_screens_keep_their_pace_within_loose_bounds() -> None:
+    """First paint, cold process, key to paint, idle, chart over many points; memory by its own bound."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "benchmarks.tui", "--quick", "--loose", str(LOOSE)]
+
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={**os.environ}, timeout=300)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    for what in ("first paint", "cold process", "99th percentile", "idle", "second by the first", "memory at the most"):
+        assert what in done.stdout

@@ -1,0 +1,1 @@
+"""Draws what the store says; works nothing itself."""

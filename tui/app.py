@@ -1,0 +1,399 @@
+"""The terminal UI's program: the timer that asks, the screens, the way out.
+
+A timer asks, a thread reads a frozen Snapshot, the screen on top shows it; nothing new means nothing
+drawn again. This file draws nothing and knows no run. Quitting never stops a run: it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, SuspendNotSupported
+from textual.binding import Binding, BindingType
+from textual.filter import LineFilter, Monochrome, NoColor
+from textual.pilot import Pilot
+
+from orchestrator.actions.log_text import inert
+from orchestrator.actions.places import Places
+from orchestrator.errors import DraftyardError
+from orchestrator.store.reads import Reader
+from tui.acting import Chosen, ask_and_do, open_help, open_palette
+from tui.editor import edit, editor
+from tui.faults import crash_line, trouble
+from tui.filters import Ascii
+from tui.frame import YardScreen
+from tui.home import SCREENS
+from tui.hosts import HostsScreen
+from tui.keys import binding_names
+from tui.launch import LaunchScreen
+from tui.ordering import TROUBLE, refusal, start_follower
+from tui.plain import screen_text
+from tui.reading import ReadingThread
+from tui.run import RunScreen
+from tui.runs import RunsScreen
+from tui.smoke import SmokeScreen
+from tui.snapshot import Room, Snapshot
+from tui.theme import THEMES
+
+# Signs of keys that have no likeness in ASCII: `^` would read as ctrl.
+_KEY_NAMES = {"⏎": "enter", "↑": "up", "↓": "down", "←": "left", "→": "right", "←→": "left/right", "⌫": "backspace"}
+TICK_S = 0.5
+SLOW_READ_S = 1.0  # a reading that takes longer is told on the top line
+FOLLOW_AGAIN_S = 10.0  # between two tries to start the follower
+CLOCK_S = 20.0  # without news the ages on the screen are refreshed this often
+
+
+class Draftyard(App[None]):
+    """Shows what the store says, live."""
+
+    TITLE = "draftyard"
+    ENABLE_COMMAND_PALETTE = False
+    CSS_PATH = None
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c", "leave", "quit", show=False, id="app.quit", priority=False),
+        Binding("r,ctrl+r", "reread", "Refresh", show=False, id="app.refresh"),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="app.suspend"),
+        Binding("T", "next_theme", "Next theme", show=False, id="app.theme"),
+        Binding("x,ctrl+k", "deed('stop')", "stop", id="app.stop"),
+        Binding("e", "edit", "Open the log or the recipe in the editor", show=False, id="app.edit"),
+        Binding("F", "follow", "Start the follower, which records live runs", show=False, id="app.follow"),
+        Binding("y", "copy_id", "Copy the run's id", show=False, id="app.copy_id"),
+        Binding("question_mark,f1", "help", "Help", show=False, key_display="?", id="app.help"),
+        Binding("colon,ctrl+p", "palette", "Command palette", show=False, key_display=":", id="app.palette"),
+    ]
+
+    def __init__(
+        self,
+        db_path: Path,
+        *,
+        places: Places | None = None,
+        run: str | None = None,
+        ascii_only: bool = False,
+        readonly: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.places, self.ascii_only = places, ascii_only
+        self.readonly = readonly or places is None
+        self.clock = clock
+        self.trouble = ""  # why what is shown may be old; empty when all is well
+        self._first_run = run
+        self.reading = ReadingThread(Room(db_path, places))
+        self._is_reading = False
+        self._must_read_again = False
+        self._asked_s = 0.0
+        self._failing_since_s: float | None = None
+        self._shown_s = 0.0
+        self._follow_tried_s, self._follow_refused = 0.0, ""  # when, and why there was none, as it was said last
+        self.first_answer = asyncio.Event()
+        self.baseline: str | None = None  # the run that curves are laid over
+        self.num_live = 0
+        self.shown: Snapshot | None = None  # the last one
+        self.ended_by: int | None = None  # a signal
+        self.crash: BaseException | None = None  # a fault of ours that ended the screen
+        for theme in THEMES:
+            self.register_theme(theme)
+        # Where no colour is wanted, not even a ground: the theme of the terminal's own, less its colours.
+        self.theme = THEMES[-1].name if self.no_color else THEMES[0].name
+        self._line_filters = [*([Ascii()] if ascii_only else []), *([NoColor()] if self.no_color else [])]
+
+    def on_mount(self) -> None:
+        for screen in (RunsScreen(), HostsScreen(), SmokeScreen(), LaunchScreen()):
+            self.install_screen(screen, screen.NAME)
+        self.push_screen(SCREENS[0])
+        if self._first_run is not None:
+            self.push_screen(RunScreen(self._first_run))
+        self.set_interval(TICK_S, self.tick)
+        if not self.is_headless:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+
+    def _end_by(self, number: int) -> None:
+        """Asked to end from outside: the terminal's modes are restored like on any way out."""
+        self.ended_by = number
+        self.exit()
+
+    def _fatal_error(self) -> None:
+        """A fault of ours: the modes are restored and one line is said after that.
+
+        Overrides Textual's own, which prints a traceback with local values, secrets among them.
+        """
+        self.crash = sys.exc_info()[1] or self._exception
+        self._close_messages_no_wait()
+
+    def on_unmount(self) -> None:
+        self.reading.stop()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        own = [line_filter for line_filter in super().get_line_filters() if not isinstance(line_filter, Monochrome)]
+        return [*own, *self._line_filters]
+
+    def get_key_display(self, binding: Binding) -> str:
+        shown = super().get_key_display(binding)
+        return " ".join(_KEY_NAMES.get(sign, sign) for sign in shown.split()) if self.ascii_only else shown
+
+    # ------------------------------------------------------------- reading
+
+    def ask_now(self) -> None:
+        """Reads for the screen on top without waiting for the timer."""
+        if self._is_reading:
+            self._must_read_again = True
+        else:
+            self._is_reading = True  # from here on, not from when the worker gets its turn
+            self.run_worker(self._read(), group="reading")
+
+    def tick(self) -> None:
+        if self._is_reading:
+            waited_s = self.clock() - self._asked_s
+            if waited_s > SLOW_READ_S:
+                self._tell_trouble(f"reading takes {waited_s:.0f} s; shown is what was read before")
+            return
+        self.ask_now()
+
+    async def _read(self) -> None:
+        """One reading, and another when somebody asked meanwhile."""
+        try:
+            while True:
+                self._must_read_again = False
+                screen = self._asking_screen()
+                if screen is not None:
+                    await self._read_for(screen)
+                if not self._must_read_again:
+                    return
+        finally:
+            self._is_reading = False
+
+    async def _read_for(self, screen: YardScreen) -> None:
+        self._asked_s = now_s = self.clock()
+        ask = screen.ask()
+        is_stale = now_s - self._shown_s > CLOCK_S
+
+        def job(room: Room) -> Snapshot | None:
+            if is_stale:
+                room.forget()
+            return room.read(ask, now_s)
+
+        try:
+            snapshot = await self.reading.do(job)
+        except DraftyardError as error:
+            self._failing_since_s = self._failing_since_s or now_s
+            self._tell_trouble(trouble(error, now_s - self._failing_since_s))
+            self.first_answer.set()
+            return
+        self._failing_since_s = None
+        self._tell_trouble("")
+        if snapshot is not None and screen is self._asking_screen():
+            self._shown_s = now_s
+            self.num_live, self.shown = snapshot.num_live, snapshot
+            screen.take(snapshot)
+            self._keep_followed(snapshot)
+        self.first_answer.set()
+
+    def _keep_followed(self, snapshot: Snapshot) -> None:
+        """Live runs that nobody records get their follower back; one that only looks says so on the top line."""
+        self._follow_refused = "" if snapshot.is_followed else self._follow_refused
+        is_due = self.clock() - self._follow_tried_s > FOLLOW_AGAIN_S
+        if snapshot.num_live and not snapshot.is_followed and is_due and not (self.readonly or self.is_headless):
+            self._follow_tried_s = self.clock()
+            self.run_worker(self._start_follower, thread=True, group="follower", exclusive=True)
+
+    def _start_follower(self) -> None:
+        assert self.places is not None
+        try:
+            start_follower(self.places)
+        except TROUBLE as error:
+            told, self._follow_refused = self._follow_refused, refusal(error)
+            if self._follow_refused != told:  # it is tried again and again
+                self.fail_from_thread(self._follow_refused)
+            return
+        self.call_from_thread(self.ask_now)
+
+    def _asking_screen(self) -> YardScreen | None:
+        """The topmost screen that shows a snapshot; a dialogue above it asks for nothing."""
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, YardScreen) and screen.is_mounted and screen.is_attached:
+                return screen
+        return None
+
+    def _tell_trouble(self, text: str) -> None:
+        if text != self.trouble:
+            self.trouble = text
+            screen = self._asking_screen()
+            if screen is not None:
+                screen.show_top()
+
+    async def settle(self, pilot: Pilot[Any]) -> None:
+        """Until the screen shows what the store says and nothing is under way: for `once` and for tests."""
+        while self.is_running:
+            await pilot.pause()
+            if self.first_answer.is_set() and not self._is_reading and not self._must_read_again:
+                return
+
+    # ------------------------------------------------------------- actions
+
+    def action_leave(self) -> None:
+        self.exit()
+
+    def go_home(self, name: str) -> None:
+        """One of the screens at the top; what lay above it closes."""
+        while len(self.screen_stack) > 2:
+            self.pop_screen()
+        self.switch_screen(name)
+
+    def action_copy_id(self) -> None:
+        """Through the terminal's clipboard sequence (OSC 52), which also works over SSH."""
+        chosen = self.chosen()
+        if chosen is not None:
+            self.copy_to_clipboard(chosen[0].id)
+            self.notify(f"Copied {chosen[0].id}.", timeout=3)
+
+    def action_follow(self) -> None:
+        if self.shown is not None and self.shown.is_followed:
+            self.notify("The follower is at work.", timeout=3)
+        elif self.may_act():
+            self._follow_refused = ""  # who asks is answered
+            self.run_worker(self._start_follower, thread=True, group="follower", exclusive=True)
+
+    async def action_edit(self) -> None:
+        """Leaves the terminal to the editor; the runs and the follower go on meanwhile."""
+        screen = self._asking_screen()
+        finding = screen.file_to_edit() if screen else None
+        if finding is None or not self.may_act():
+            return
+        try:
+            path, words = await self.reading.do(finding), editor(os.environ)
+            with self.suspend():
+                edit(path, words)
+        except (DraftyardError, SuspendNotSupported) as error:
+            self.notify(str(error).splitlines()[0], severity="error")
+        self.refresh(layout=True)
+
+    def action_help(self) -> None:
+        open_help(self)
+
+    def action_palette(self) -> None:
+        open_palette(self, self.chosen())
+
+    def chosen(self) -> Chosen | None:
+        """The run that keys act on, with its GPUs."""
+        screen = self._asking_screen()
+        return screen.chosen() if screen else None
+
+    async def action_deed(self, name: str) -> None:
+        chosen = self.chosen()
+        if chosen is not None:
+            await ask_and_do(self, name, chosen)
+
+    def may_act(self) -> bool:
+        """False, and said, where the screen only looks."""
+        if self.readonly:
+            self.notify("This screen only looks (--readonly).", severity="warning")
+        return not self.readonly
+
+    def notify(self, message: str, **settings: Any) -> None:
+        """What an action or a host says is text: no markup, no commands for the terminal."""
+        super().notify(inert(message), **{**settings, "markup": False})
+
+    def tell_from_thread(self, text: str) -> None:
+        self.call_from_thread(self.notify, text, timeout=6)
+        self.call_from_thread(self.ask_now)
+
+    def fail_from_thread(self, text: str) -> None:
+        self.call_from_thread(self.notify, text, severity="error", timeout=12)
+
+    async def action_reread(self) -> None:
+        await self.reading.do(Room.forget)
+        self.ask_now()
+
+    def action_next_theme(self) -> None:
+        if self.no_color:
+            return
+        names = [theme.name for theme in THEMES]
+        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+        self.refresh(layout=False)
+
+
+def run(
+    db_path: Path,
+    *,
+    places: Places | None = None,
+    run: str | None = None,
+    ascii: bool = False,
+    readonly: bool = False,
+    once: bool = False,
+    document: Callable[..., None] | None = None,
+    theme: str | None = None,
+    mouse: bool = True,
+    size: tuple[int, int] | None = None,
+) -> int:
+    """Opens the screen and returns the exit code when it is left; `once` prints one screen and ends.
+
+    Without `places` nothing can be started or stopped from it. `run` is a selector; the screen opens
+    on that run. `size` (columns, lines) is for `once`; `document` gets what such a screen shows, by name, instead of its
+    text being printed. Raises RunNotFound for a run that is not there, UsageError for
+    a key of the settings that no screen has.
+    """
+    if run is not None:
+        run = _known(db_path, run)
+    is_printed = once or document is not None
+    app = Draftyard(
+        db_path, places=places, run=run, ascii_only=ascii or not _speaks_unicode(), readonly=readonly or is_printed
+    )
+    if theme is not None and not app.no_color:
+        app.theme = theme
+    if places is not None:
+        app.set_keymap(places.own_keys(binding_names()))
+    if is_printed:
+        return _print_once(app, size or shutil.get_terminal_size((120, 40)), document)
+    app.run(mouse=mouse)
+    if app.ended_by is not None:
+        return 128 + app.ended_by
+    if app.crash is not None:
+        sys.stderr.write(f"{crash_line(app.crash)}\n")
+    if app.num_live:
+        runs = "1 run goes" if app.num_live == 1 else f"{app.num_live} runs go"
+        sys.stdout.write(f"{runs} on. Come back with: draftyard watch\n")
+    return app.return_code or 0
+
+
+def _print_once(app: Draftyard, size: tuple[int, int], document: Callable[..., None] | None) -> int:
+    printed: list[str] = []
+
+    async def look(pilot: Pilot[object]) -> None:
+        await app.settle(pilot)
+        printed.append("" if document else screen_text(app))
+        app.exit()
+
+    app.run(headless=True, size=size, auto_pilot=look)
+    if app.crash is not None:
+        sys.stderr.write(f"{crash_line(app.crash)}\n")
+        return 1
+    if app.shown is None:  # nothing could be read: what stands on the screen is no answer
+        sys.stderr.write(f"draftyard watch: {app.trouble}\n")
+        return 1
+    if document is None:
+        sys.stdout.write("".join(printed))
+    else:
+        shown = vars(app.shown) if app.shown else {}
+        document(**{name: item for name, item in shown.items() if name != "ask"})
+    return 0
+
+
+def _known(db_path: Path, selector: str) -> str:
+    """The full id. Raises RunNotFound."""
+    with Reader(db_path) as reader:
+        return reader.run(selector).id
+
+
+def _speaks_unicode() -> bool:
+    """Whether the terminal can be expected to show more than ASCII."""
+    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+    return encoding.startswith("utf") and os.environ.get("TERM") != "dumb"

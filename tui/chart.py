@@ -1,0 +1,227 @@
+"""A chart as lines: title with the newest value, axis, braille curve, steps below.
+
+Takes samples, returns lines; the arithmetic is curve's, the dots are canvas's. Drawn from back to
+front: older attempts, the span from lowest to highest, the smoothed mean. Values that were not
+finite are marked on the bottom row of the plot and counted in the title; where a few values would
+press all others flat, they leave the axis: an arrow marks their place, the title says how far they go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from tui.canvas import Canvas
+from tui.curve import Axis, Sample, Trace, Window, axis_of, full_window, means, nearest, smooth, trace
+from tui.pieces import Line, Piece, fitted
+from tui.theme import MARKS, SERIES
+from tui.wording import count, fit, gib, short_count, value
+
+MARK_EVERY = len(SERIES)  # cells; a place for each
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    meaning: str
+    samples: Sequence[Sample]
+    newest: float | None = None  # the newest raw value; a bucket's mean would differ from it
+    is_dimmed: bool = False  # an older attempt
+    is_reference: bool = False  # a baseline: its own span is left out, that of the other stays
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a chart is drawn; what it shows is in its series."""
+
+    is_log: bool = False
+    smoothing: float = 0.0
+    window: Window | None = None  # None: everything
+    crosshair: float | None = None  # a step
+    ascii_only: bool = False
+
+
+def chart_lines(title: str, unit: str, series: Sequence[Series], size: tuple[int, int], look: Look) -> list[Line]:
+    """Exactly `size` (width, height) of lines; height 4 at least."""
+    width, height = size
+    plot_height = max(1, height - 2)
+    window = look.window or full_window(*(one.samples for one in series))
+    labels_width = 8
+    canvas = Canvas(max(4, width - labels_width), plot_height, ascii=look.ascii_only)
+    traces = _traces(series, window, canvas.num_columns, look)
+    axis = axis_of([one for _, one in traces], is_log=look.is_log)
+    for layer, (_, shown) in enumerate(traces):
+        canvas.plot(shown, axis, layer)
+    plot = _plot_lines(canvas, axis, traces, unit, labels_width)
+    if look.crosshair is not None:
+        plot = _with_crosshair(plot, window, look.crosshair, labels_width, canvas.width)
+    head = fitted([*_title(title, unit, series, look, traces), *_reach(axis, traces, unit)], width)
+    return [head, *plot, _steps(window, width, labels_width)]
+
+
+def _traces(series: Sequence[Series], window: Window, num_columns: int, look: Look) -> list[tuple[str, Trace]]:
+    """(meaning, trace) from back to front."""
+    back: list[tuple[str, Trace]] = []
+    front: list[tuple[str, Trace]] = []
+    for one in series:
+        if one.is_dimmed:
+            samples = means(smooth(one.samples, look.smoothing))
+            back.append(("faint", trace(samples, window, num_columns, is_log=look.is_log)))
+            continue
+        if look.smoothing > 0 or any(sample.low < sample.high for sample in one.samples):
+            num_own = sum(not other.is_dimmed and not other.is_reference for other in series)
+            if num_own == 1 and not one.is_reference:
+                back.append(("band", trace(one.samples, window, num_columns, is_log=look.is_log)))
+        front.append(
+            (one.meaning, trace(means(smooth(one.samples, look.smoothing)), window, num_columns, is_log=look.is_log))
+        )
+    return back + front
+
+
+def _plot_lines(
+    canvas: Canvas, axis: Axis, traces: Sequence[tuple[str, Trace]], unit: str, labels_width: int
+) -> list[Line]:
+    rows = canvas.rows()
+    bad_cells = {column // 2 for _, one in traces for column in one.bad_columns}
+    above, below = _leaving(axis, traces)
+    are_several = sum(meaning not in ("faint", "band") for meaning, _ in traces) > 1
+    lines: list[Line] = []
+    for index, row in enumerate(rows):
+        pieces: list[Piece] = [_label(axis, index, len(rows), unit, labels_width)]
+        run, run_meaning = "", "text"
+        for column, cell in enumerate(row):
+            meaning = "text" if cell.layer is None else traces[cell.layer][0]
+            own = _own_mark(meaning, column) if are_several else ""
+            mark = "×" if index == len(rows) - 1 and column in bad_cells else ""
+            mark = mark or (
+                "↑" if index == 0 and column in above else "↓" if index == len(rows) - 1 and column in below else ""
+            )
+            meaning = "warn" if mark == "×" else "odd" if mark else meaning
+            if meaning != run_meaning and run:
+                pieces.append((run, run_meaning))
+                run = ""
+            run, run_meaning = run + (mark or own or cell.char), meaning
+        lines.append([*pieces, (run, run_meaning)])
+    return lines
+
+
+def _own_mark(meaning: str, column: int) -> str:
+    """Every few cells a curve of several bears the mark of its legend, each at places of its own."""
+    place = SERIES.index(meaning) if meaning in MARKS else None
+    return "" if place is None or column % MARK_EVERY != place else MARKS[meaning]
+
+
+def _leaving(axis: Axis, traces: Sequence[tuple[str, Trace]]) -> tuple[set[int], set[int]]:
+    """Cells whose values lie above the axis, and below it."""
+    columns = [(place // 2, span) for _, one in traces for place, span in enumerate(one.columns) if span is not None]
+    above = {cell for cell, span in columns if span.high > axis.high}
+    return above, {cell for cell, span in columns if span.low < axis.low}
+
+
+def _label(axis: Axis, row: int, num_rows: int, unit: str, width: int) -> Piece:
+    """The value at the top, the middle and the bottom of the axis."""
+    places = {0: 1.0, num_rows - 1: 0.0}
+    if num_rows >= 5:
+        places[num_rows // 2] = 1 - (num_rows // 2) / (num_rows - 1)
+    if row not in places:
+        return (" " * (width - 1) + "│", "line")
+    text = _axis_text(axis.at(places[row]), unit, span=axis.high - axis.low)
+    return (fit(text, width - 2, right=True) + " ┤", "faint")
+
+
+def _axis_text(number: float, unit: str, *, span: float) -> str:
+    """As many digits as tell the ends of the axis apart, at most six characters."""
+    if unit == "bytes":
+        return gib(number, unit=False)
+    if abs(number) >= 10_000 or 0 < abs(number) < 0.001:
+        return short_count(number) if abs(number) >= 1 else f"{number:.0e}"
+    if abs(number) < span / 1000:
+        return "0"
+    digits = min(4, max(0, 2 - math.floor(math.log10(span))))
+    return f"{number:.{digits}f}"[:6].rstrip(".")
+
+
+def _title(title: str, unit: str, series: Sequence[Series], look: Look, traces: Sequence[tuple[str, Trace]]) -> Line:
+    shown = [one for one in series if not one.is_dimmed]
+    pieces: list[Piece] = [(title, "strong")]
+    if len(shown) == 1 and shown[0].samples:
+        at = _sample_at(shown[0].samples, look)
+        newest = shown[0].newest if look.crosshair is None and shown[0].newest is not None else at.mean
+        pieces += [(f"  {value(newest, unit=unit)}", shown[0].meaning)]
+        pieces += [(f" {unit}", "muted")] if unit and unit != "bytes" else []
+        if look.crosshair is not None:
+            pieces += [(f"  step {count(at.step)}", "muted")]
+    elif not shown or not any(one.samples for one in shown):
+        pieces += [("  no values yet", "muted")]
+    else:
+        for one in shown:
+            at_value = _short_newest(one, unit, look) if one.samples else "–"
+            pieces += [
+                (f"  {MARKS.get(one.meaning, '●')} ", one.meaning),
+                (f"{one.label} " if one.label else "", "text"),
+                (at_value, "muted"),
+            ]
+    num_bad = sum(one.num_bad for meaning, one in traces if meaning != "band")
+    num_hidden = max((one.num_hidden for _, one in traces), default=0)
+    if any(meaning == "band" for meaning, _ in traces):
+        pieces += [("  mean in its span", "faint")]
+    pieces += [(f"  × {num_bad} not finite", "warn")] if num_bad else []
+    pieces += [(f"  {num_hidden} ≤ 0 not shown", "warn")] if num_hidden else []
+    pieces += [("  log", "muted")] if look.is_log else []
+    return pieces
+
+
+def _short_newest(one: Series, unit: str, look: Look) -> str:
+    """The newest value as reported, under the crosshair the curve's; short, as several stand side by side."""
+    is_newest = look.crosshair is None and one.newest is not None
+    number = one.newest if is_newest and one.newest is not None else _sample_at(one.samples, look).mean
+    return short_count(number) if unit != "bytes" and abs(number) >= 10_000 else value(number, unit=unit)
+
+
+def _reach(axis: Axis, traces: Sequence[tuple[str, Trace]], unit: str) -> Line:
+    """How far values go that have left the axis: `↑ 69`."""
+    spans = [span for _, one in traces for span in one.columns if span is not None]
+    high, low = (
+        max((span.high for span in spans), default=axis.high),
+        min((span.low for span in spans), default=axis.low),
+    )
+    above = [(f"  ↑ {value(high, unit=unit)}", "odd")] if high > axis.high else []
+    return [*above, *([(f"  ↓ {value(low, unit=unit)}", "odd")] if low < axis.low else [])]
+
+
+def _sample_at(samples: Sequence[Sample], look: Look) -> Sample:
+    smoothed = smooth(samples, look.smoothing)
+    if look.crosshair is None:
+        return smoothed[-1]
+    found = nearest(smoothed, look.crosshair)
+    return smoothed[-1] if found is None else found
+
+
+def _with_crosshair(plot: list[Line], window: Window, step: float, labels_width: int, width: int) -> list[Line]:
+    """A vertical line through the blank cells of the crosshair's column."""
+    column = labels_width + round((step - window.first) / (window.last - window.first) * (width - 1))
+    return [_replace_blank(line, column) for line in plot]
+
+
+def _replace_blank(line: Line, column: int) -> Line:
+    pieces: list[Piece] = []
+    position = 0
+    for text, meaning in line:
+        size = cell_len(text)
+        at = column - position
+        if 0 <= at < size == len(text) and text[at] == " ":
+            pieces += [(text[:at], meaning), ("┊", "muted"), (text[at + 1 :], meaning)]
+        else:
+            pieces.append((text, meaning))
+        position += size
+    return pieces
+
+
+def _steps(window: Window, width: int, labels_width: int) -> Line:
+    """First and last step under the ends of the plot."""
+    first, last = count(max(0.0, window.first)), count(window.last)
+    room = width - labels_width - cell_len(first) - cell_len(last)
+    return [(" " * labels_width + first + " " * max(1, room) + last, "faint")]

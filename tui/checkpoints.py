@@ -1,0 +1,47 @@
+"""What a run left behind: checkpoints, evaluations, its rungs, and what happened to it, newest first."""
+
+from __future__ import annotations
+
+from tui.detail import RunDetail
+from tui.overview import clock
+from tui.pieces import BLANK, Line, heading
+from tui.wording import age, count, fit, gib
+from tui.worth import evaluation_lines
+
+
+def checkpoint_lines(detail: RunDetail, now_s: float, width: int) -> list[Line]:
+    run = detail.run
+    lines: list[Line] = [heading("Checkpoints", width, f"on {run.host}")]
+    for row in reversed(detail.checkpoints):
+        best = [("best", "good")] if row.is_best else []
+        size = gib(row.size_bytes) if row.size_bytes is not None else ""
+        lines.append(
+            [
+                (f"step {count(row.step):>9}  ", "text"),
+                (f"{size:>10}  ", "muted"),
+                (f"{age(now_s - row.at_s):>4} ago  ", "muted"),
+                *best,
+            ]
+        )
+    if detail.checkpoints:
+        root = f"{run.workdir}/runs/{run.id}/" if run.workdir else ""
+        lines.append([(root + detail.checkpoints[-1].path, "muted")])
+    else:
+        lines.append([("None yet.", "muted")])
+    lines += evaluation_lines(detail.evaluations, width)
+    if detail.rungs:
+        lines += [BLANK, heading("Rungs", width, "with this fingerprint")]
+        lines += [
+            [
+                ("✓ " if row.passed else "✗ ", "good" if row.passed else "bad"),
+                (fit(row.rung, 14), "text"),
+                (row.message, "muted"),
+            ]
+            for row in reversed(detail.rungs)
+        ]
+    lines += [BLANK, heading("What happened", width, "newest first")]
+    times = [clock(event.at_s, now_s) for event in detail.events]
+    room = max(map(len, times), default=0)
+    for event, at in reversed([*zip(detail.events, times, strict=True)]):
+        lines.append([(fit(at, room) + "  ", "faint"), (fit(event.kind, 10), "muted"), (event.text, "text")])
+    return lines

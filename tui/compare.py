@@ -1,0 +1,188 @@
+"""Marked runs over each other: curves by metric, final and best values, what they were told differently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from orchestrator.actions.history import in_reading_order, spec_differences
+from orchestrator.store.rows import SeriesRow
+from tui.chart import Look, Series, chart_lines
+from tui.detail import RunDetail
+from tui.facts import fact_text
+from tui.frame import YardScreen
+from tui.overview import CHART_SMOOTHING
+from tui.pieces import BLANK, Line, Piece, beside, heading, wrapped
+from tui.sheet import Sheet
+from tui.snapshot import Ask, CurvesAsk, Snapshot
+from tui.theme import MARKS, SERIES
+from tui.wording import fit, state_letter, state_word, unit_of, value
+from tui.worth import UNIT, worth_rows
+
+METRICS = ("loss", "accuracy", "streak", "block_tokens_per_s")
+MOST_RUNS = len(SERIES)
+FEW_LINES = 12  # differences up to this many lines come before the charts
+LOWER_IS_BETTER = ("loss", "step_s", "wait_s", "peak")
+HIGHER_IS_BETTER = ("accuracy", "streak", "acceptance", "tree_tau", "block_tokens_per_s", "context_tokens_per_s")
+
+
+class CompareScreen(YardScreen):
+    DEFAULT_CSS = "CompareScreen #compared { padding: 1 1 0 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("L", "log", "log scale", id="compare.log"),
+        Binding("m", "smooth", "smooth", id="compare.smooth"),
+    ]
+
+    def __init__(self, run_ids: Sequence[str]) -> None:
+        super().__init__()
+        self._run_ids = tuple(run_ids)[:MOST_RUNS]
+        self._is_log = False
+        self._is_smooth = True
+        self._sheet = Sheet(id="compared", classes="scrolls", can_focus=True)
+
+    def body(self) -> ComposeResult:
+        yield self._sheet
+
+    def on_mount(self) -> None:
+        self._sheet.focus()
+
+    def ask(self) -> Ask:
+        return Ask(wants_list=False, compared=self._run_ids, curves=CurvesAsk(names=METRICS, buckets=240))
+
+    def present(self, snapshot: Snapshot) -> None:
+        self._sheet.show(lambda width, _height: compare_lines(snapshot.compared, width, self._look()))
+
+    def crumbs(self) -> Sequence[Piece]:
+        return [(f"compare {len(self._run_ids)} runs", "strong")]
+
+    def action_log(self) -> None:
+        self._is_log = not self._is_log
+        self._sheet.redraw()
+
+    def action_smooth(self) -> None:
+        self._is_smooth = not self._is_smooth
+        self._sheet.redraw()
+
+    def _look(self) -> Look:
+        smoothing = CHART_SMOOTHING if self._is_smooth else 0.0
+        return Look(is_log=self._is_log, smoothing=smoothing, ascii_only=self.app.ascii_only)
+
+
+def compare_lines(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
+    lines = [_legend(detail, SERIES[index]) for index, detail in enumerate(details)]
+    differences = _differences(details, width)
+    charts = [BLANK, *_charts(details, width, look)]
+    lines += [*differences, *charts] if len(differences) <= FEW_LINES else [*charts, *differences]
+    lines += _worth(details, width)
+    lines += [
+        BLANK,
+        heading("Measured", width, "final, best in brackets"),
+        _names(details, width),
+        *_measured(details, width),
+    ]
+    return lines
+
+
+def _differences(details: Sequence[RunDetail], width: int) -> list[Line]:
+    found = spec_differences([detail.spec or {} for detail in details])
+    if not found:
+        return [BLANK, heading("Told differently", width), [("Nothing: their specs are equal.", "muted")]]
+    rows = [_row(item.key, [_short(told) for told in item.values], width) for item in found]
+    return [BLANK, heading("Told differently", width), _names(details, width), *rows]
+
+
+def _worth(details: Sequence[RunDetail], width: int) -> list[Line]:
+    """What the drafters are worth, by way; empty where none has decoded."""
+    rows, note = worth_rows([detail.decoded for detail in details])
+    if not rows:
+        return []
+    told = wrapped(note, width, "warn") if note else []
+    names, cells = _names(details, width), [_row(way, told_by, width) for way, told_by in rows]
+    return [BLANK, heading("Acceptance", width, f"{UNIT} [95 %]"), names, *cells, *told]
+
+
+def _legend(detail: RunDetail, meaning: str) -> Line:
+    run = detail.run
+    letter, state_meaning = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
+    return [
+        (f"{MARKS[meaning]} ", meaning),
+        (f"{run.recipe}/{run.branch}", "strong"),
+        (f"  {run.id}  {run.host}  ", "muted"),
+        (f"{letter} {state_word(run.state)}", state_meaning),
+    ]
+
+
+def _charts(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
+    names = [name for name in METRICS if any(detail.curve(name) and _has_curve(detail, name) for detail in details)]
+    columns = 2 if width >= 72 else 1
+    room = (width - 3 * (columns - 1)) // columns
+    lines: list[Line] = []
+    for start in range(0, len(names), columns):
+        blocks = []
+        for name in names[start : start + columns]:
+            series = [
+                Series("", SERIES[index], curve.samples, curve.newest)
+                for index, detail in enumerate(details)
+                if (curve := detail.curve(name)) is not None and curve.samples
+            ]
+            blocks.append((chart_lines(name, unit_of(name), series, (room, 9), look), room))
+        lines += [*([BLANK] if lines else []), *beside(*blocks, gap=3)]
+    return lines
+
+
+def _has_curve(detail: RunDetail, name: str) -> bool:
+    curve = detail.curve(name)
+    return curve is not None and bool(curve.samples)
+
+
+def _measured(details: Sequence[RunDetail], width: int) -> list[Line]:
+    names = in_reading_order({row.name for detail in details for row in detail.series})
+    lines = []
+    for name in names:
+        rows = [next((row for row in detail.series if row.name == name), None) for detail in details]
+        cells = ["–" if row is None else _final_and_best(row) for row in rows]
+        lines.append(_row(name, cells, width))
+    return lines
+
+
+def _final_and_best(row: SeriesRow) -> str:
+    """A learning rate or a norm has no best."""
+    name, unit = row.name, unit_of(row.name)
+    final = value(row.last_value, unit=unit)
+    is_known = name.startswith((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))
+    best = row.min_value if name.startswith(LOWER_IS_BETTER) else row.max_value
+    return f"{final} ({value(best, unit=unit)})" if is_known and best is not None and math.isfinite(best) else final
+
+
+def _names(details: Sequence[RunDetail], width: int) -> Line:
+    """The heads of the columns: each run's mark and branch, its id where branches repeat."""
+    label, room = _widths(len(details), width)
+    branches = [detail.run.branch for detail in details]
+    pieces: list[Piece] = [(fit("", label), "text")]
+    for index, detail in enumerate(details):
+        run = detail.run
+        name = run.branch if branches.count(run.branch) == 1 else f"{run.id} {run.branch}"
+        pieces += [(f" {MARKS[SERIES[index]]} ", SERIES[index]), (fit(name, room - 2), "muted")]
+    return pieces
+
+
+def _row(name: str, cells: Sequence[str], width: int) -> Line:
+    label, room = _widths(len(cells), width)
+    pieces: list[Piece] = [(fit(name, label), "muted")]
+    for cell in cells:
+        pieces += [(" ", "text"), (fit(cell, room), "text")]
+    return pieces
+
+
+def _widths(num_runs: int, width: int) -> tuple[int, int]:
+    """Cells of the names and of each run's column."""
+    label = min(30, width // 3)
+    return label, max(8, min(36, (width - label) // max(1, num_runs) - 1))
+
+
+def _short(told: Any) -> str:
+    return fact_text("", told)

@@ -1,0 +1,231 @@
+"""Everything about one run, read at once: the frozen RunDetail that the tabs of the run screen draw.
+
+Only reading and arranging; what it means is drawn by each tab.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.actions.history import newest_series
+from orchestrator.actions.throughput import PARTS, of_run, recent_mean
+from orchestrator.errors import DraftyardError
+from orchestrator.store.acceptance import Decoded, Way, decoded_ways
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import (
+    AttemptRow,
+    CheckpointRow,
+    CurvePoint,
+    Document,
+    EvaluationRow,
+    EventRow,
+    EvidenceRow,
+    FailureRow,
+    GpuSampleRow,
+    HostRow,
+    IntentRow,
+    MemoryPeakRow,
+    ProgressRow,
+    RunRow,
+    SeriesRow,
+)
+from orchestrator.units import is_measurable
+from tui.answers import NO_ANSWERS, Answers
+from tui.curve import Sample
+from tui.pace import NO_PACE, Pace, StepTimes, mean_of, pace_by_clock, pace_of
+
+if TYPE_CHECKING:
+    from tui.snapshot import CurvesAsk
+
+WATER_LINE_S = 3600.0  # how far back the memory over time goes
+EVENT_LIMIT = 60  # the newest
+MAX_OLDER_ATTEMPTS = 3  # drawn dimmed behind the newest
+
+
+@dataclass(frozen=True)
+class AttemptCurve:
+    attempt: int
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class MetricCurve:
+    name: str
+    attempts: tuple[AttemptCurve, ...]  # oldest first; the last is the one that counts
+    baseline: tuple[Sample, ...] = ()
+    newest: float | None = None  # the newest value as reported
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return self.attempts[-1].samples if self.attempts else ()
+
+
+@dataclass(frozen=True)
+class RunDetail:
+    run: RunRow
+    attempts: tuple[AttemptRow, ...] = ()
+    series: tuple[SeriesRow, ...] = ()  # newest attempt and lowest rank of each metric, in reading order
+    curves: tuple[MetricCurve, ...] = ()
+    failures: tuple[FailureRow, ...] = ()
+    checkpoints: tuple[CheckpointRow, ...] = ()
+    evaluations: tuple[EvaluationRow, ...] = ()
+    decoded: Mapping[Way, Decoded] = field(default_factory=dict)  # what the drafter is worth, as measured last
+    peaks: tuple[MemoryPeakRow, ...] = ()
+    gpu_samples: tuple[GpuSampleRow, ...] = ()  # of its own GPUs
+    progress: tuple[ProgressRow, ...] = ()
+    events: tuple[EventRow, ...] = ()
+    intents: tuple[IntentRow, ...] = ()
+    rungs: tuple[EvidenceRow, ...] = ()  # with the run's own fingerprint, newest first
+    spec: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = None
+    launch: Mapping[str, Any] | None = None
+    host: HostRow | None = None
+    pace: Pace = NO_PACE
+    answers: Answers = NO_ANSWERS  # asked for by the tabs that show them
+    against: str = ""  # its speed beside a baseline's, in one sentence; asked for by the overview
+
+    @property
+    def latest(self) -> dict[str, float]:
+        return {row.name: row.last_value for row in self.series}
+
+    @property
+    def stage_progress(self) -> ProgressRow | None:
+        return stage_progress(self.progress, self.events)
+
+    def curve(self, name: str) -> MetricCurve | None:
+        return next((curve for curve in self.curves if curve.name == name), None)
+
+
+def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
+    attempts = tuple(reader.attempts(run.id))
+    all_series = reader.series(run.id)
+    series = tuple(newest_series(all_series))
+    since_s = (run.last_event_s or run.created_s) - WATER_LINE_S
+    hosts = [host for host in reader.hosts() if host.name == run.host]
+    launch = read_document(reader, run.id, Document.LAUNCH)
+    return RunDetail(
+        run=run,
+        attempts=attempts,
+        series=series,
+        curves=_curves(reader, run, all_series, ask),
+        failures=tuple(reader.failures(run.id)),
+        checkpoints=tuple(reader.checkpoints(run.id)),
+        evaluations=tuple(reader.evaluations(run.id)),
+        decoded=decoded_ways(reader, [run.id]).get(run.id, {}),
+        peaks=tuple(reader.memory_peaks(run.id)),
+        gpu_samples=own_samples(reader.gpu_samples(run.id, since_s=since_s), (launch or {}).get("gpus") or ()),
+        progress=tuple(reader.progress(run.id)),
+        events=tuple(reader.events(run.id, limit=EVENT_LIMIT)),
+        intents=tuple(reader.intents(run.id)),
+        rungs=_rungs(reader, run),
+        spec=read_document(reader, run.id, Document.SPEC),
+        plan=read_document(reader, run.id, Document.PLAN),
+        launch=launch,
+        host=hosts[0] if hosts else None,
+        pace=_pace(reader, run, attempts, {row.name for row in series}),
+    )
+
+
+def own_samples(samples: Sequence[GpuSampleRow], promised: Collection[str]) -> tuple[GpuSampleRow, ...]:
+    """Those of the GPUs promised to the run, by UUID or index: its supervisor samples every card of the machine."""
+    return tuple(sample for sample in samples if sample.uuid in promised or str(sample.gpu) in promised)
+
+
+def read_against(reader: Reader, run: RunRow, baseline: str | None) -> str:
+    """The sentence of `show --against`, or why there is none; empty where no baseline is named and none is known."""
+    try:
+        named = reader.run(baseline) if baseline and baseline != run.id else None
+        found = of_run(reader, run, against=named)
+    except DraftyardError as error:
+        return str(error).splitlines()[0]
+    return found.sentence if found is not None and found.there is not None else ""
+
+
+def stage_progress(progress: Sequence[ProgressRow], events: Sequence[EventRow]) -> ProgressRow | None:
+    """The newest word on long work, unless a stage has begun since: what came before it is over."""
+    newest = max(progress, key=lambda row: row.at_s, default=None)
+    begun_s = max((event.at_s for event in events if event.kind == "stage"), default=None)
+    return None if newest is None or (begun_s is not None and newest.at_s < begun_s) else newest
+
+
+def sample_of(point: CurvePoint) -> Sample:
+    """A bucket as a sample; what cannot be measured (infinity, 1e300) counts as NaN does."""
+    if point.mean is None or point.minimum is None or point.maximum is None:
+        return Sample(point.last_step, math.nan, math.nan, math.nan, max(1, point.num_nan))
+    if is_measurable(point.minimum) and is_measurable(point.maximum):
+        middle = (point.first_step + point.last_step) / 2 if point.num_values > 1 else point.last_step
+        return Sample(middle, point.minimum, point.maximum, point.mean, point.num_nan)
+    return Sample(point.last_step, math.nan, math.nan, math.nan, point.num_nan + 1)
+
+
+def samples_of(points: Sequence[CurvePoint]) -> tuple[Sample, ...]:
+    """A curve's buckets; the first and the last stand at the very ends, the others in their middles."""
+    samples = [sample_of(point) for point in points]
+    if len(samples) > 1:
+        samples[0] = samples[0]._replace(step=points[0].first_step)
+        samples[-1] = samples[-1]._replace(step=points[-1].last_step)
+    return tuple(samples)
+
+
+def _curves(reader: Reader, run: RunRow, series: Sequence[SeriesRow], ask: CurvesAsk) -> tuple[MetricCurve, ...]:
+    names = list(ask.names) or _chosen(series, ask)
+    return tuple(_curve(reader, run, series, name, ask) for name in names)
+
+
+def _chosen(series: Sequence[SeriesRow], ask: CurvesAsk) -> list[str]:
+    wanted = ask.search.lower()
+    names = [row.name for row in newest_series(series) if wanted in row.name.lower()]
+    return names[ask.first : ask.first + ask.count]
+
+
+def _curve(reader: Reader, run: RunRow, series: Sequence[SeriesRow], name: str, ask: CurvesAsk) -> MetricCurve:
+    numbers = sorted({row.attempt for row in series if row.name == name})[-1 - MAX_OLDER_ATTEMPTS :]
+    first, last = ask.window or (None, None)
+
+    def read(run_id: str, attempt: int | None) -> tuple[Sample, ...]:
+        points = reader.curve(run_id, name, buckets=ask.buckets, attempt=attempt, first_step=first, last_step=last)
+        return samples_of(points)
+
+    attempts = tuple(AttemptCurve(number, read(run.id, number)) for number in numbers)
+    baseline = read(reader.run(ask.baseline).id, None) if ask.baseline else ()
+    newest = next((row.last_value for row in series if row.name == name), None)  # newest attempt first
+    return MetricCurve(name, attempts, baseline, newest)
+
+
+def _rungs(reader: Reader, run: RunRow) -> tuple[EvidenceRow, ...]:
+    """A smoke run's own rungs; of another run, those its launch rested on."""
+    own = reader.evidence(run_id=run.id)
+    if own or run.fingerprint is None:
+        return tuple(own)
+    return tuple(reader.evidence(fingerprint=run.fingerprint))
+
+
+def read_document(reader: Reader, run_id: str, name: Document) -> Mapping[str, Any] | None:
+    """A document that is a JSON object; None where there is none or it is something else."""
+    text = reader.document(run_id, name)
+    if text is None:
+        return None
+    body = json.loads(text)
+    return body if isinstance(body, dict) else None
+
+
+def _pace(reader: Reader, run: RunRow, attempts: Sequence[AttemptRow], names: set[str]) -> Pace:
+    if not attempts:
+        return NO_PACE
+    attempt = attempts[-1]
+    if "step_s" not in names:
+        return pace_by_clock(
+            first_step=attempt.first_step, step=run.step, num_steps=run.num_steps, elapsed_s=attempt.duration_s
+        )
+    recent: dict[str, float] = {}
+    overall: dict[str, float] = {}
+    for name in ("step_s", *(part for part in PARTS if part in names)):
+        known = recent_mean(reader, run.id, name, attempt=attempt.number)
+        whole = mean_of([point.mean for point in reader.curve(run.id, name, buckets=64) if point.mean is not None])
+        if known is not None and whole is not None:
+            recent[name], overall[name] = known, whole
+    return pace_of(StepTimes(recent, overall), step=run.step, num_steps=run.num_steps)

@@ -1,0 +1,90 @@
+"""Why a run ended badly: what happened, what would help, the numbers, the whole traceback.
+
+Also says it when nothing failed, so that the tab never lies empty. Pure drawing.
+"""
+
+from __future__ import annotations
+
+from orchestrator.store.rows import FailureRow, RunRow, State
+from tui.answers import Answers
+from tui.detail import RunDetail
+from tui.facts import fact_lines
+from tui.fits import fit_lines
+from tui.pieces import BLANK, Line, heading, wrapped
+from tui.runs_rows import never_started
+from tui.wording import count, gib, state_word
+
+_UNEXPLAINED = "unexplained"  # the kind of a bad end that no rule explains
+
+
+def failure_lines(detail: RunDetail, width: int) -> list[Line]:
+    run = detail.run
+    if not detail.failures:
+        if never_started(run):
+            return [[("It never started; nothing ran.", "bad")], *wrapped(run.evidence, width)]
+        lines: list[Line] = [[(_nothing_failed(run), "good" if run.state is State.SUCCEEDED else "muted")]]
+        return [*lines, *wrapped(run.evidence, width, "muted")] if run.evidence else lines
+    first, *echoes = detail.failures
+    lines = _first_cause(first, detail.answers, width)
+    for echo in echoes:
+        lines += [BLANK, heading(f"Also: {_kind(echo.kind)}", width, f"attempt {echo.attempt}, {echo.source}")]
+        lines += wrapped(echo.message, width)
+    if first.traceback:
+        is_last_words = first.kind == _UNEXPLAINED
+        lines += [
+            BLANK,
+            heading("Last words", width, first.source) if is_last_words else heading("Traceback", width, "whole"),
+        ]
+        lines += [line for row in first.traceback.rstrip().split("\n") for line in _trace_line(row, width)]
+    return lines
+
+
+def _first_cause(failure: FailureRow, answers: Answers, width: int) -> list[Line]:
+    where = [f"stage {failure.stage}"] if failure.stage else []
+    where += [f"step {count(failure.step)}"] if failure.step is not None else []
+    where += [f"attempt {failure.attempt}", f"told by {failure.source}"]
+    lines: list[Line] = [
+        [(_kind(failure.kind), "bad"), ("  " + ", ".join(where), "muted")],
+        *wrapped(failure.message, width, "strong"),
+    ]
+    if failure.hint:
+        lines += [BLANK, heading("What would help", width), *wrapped(failure.hint, width)]
+    lines += _would_fit(answers, width)
+    if failure.facts:
+        lines += [BLANK, heading("Numbers", width, "sizes in GiB, 2^30 bytes"), *fact_lines(failure.facts, width)]
+    return lines
+
+
+def _would_fit(answers: Answers, width: int) -> list[Line]:
+    """From the plan of what ran, against the card less what that plan had been short of."""
+    if answers.fits is None:
+        return []
+    lines: list[Line] = [BLANK, *fit_lines(answers.fits, width)]
+    if answers.short_bytes:
+        told = f"It needed {gib(answers.short_bytes)} more than the plan said; what is offered leaves that free."
+        lines += wrapped(told, width, "warn")
+    return lines
+
+
+def _kind(kind: str) -> str:
+    names = {"gpu_oom": "GPU out of memory", "host_oom": "Host out of memory", "cgroup_oom": "Container out of memory"}
+    names[_UNEXPLAINED] = "Ended badly, and nothing known says why"
+    return names.get(kind, kind.replace("_", " ").capitalize())
+
+
+def _nothing_failed(run: RunRow) -> str:
+    if run.state is State.FAILED:
+        return "It failed; nothing is known of the cause."
+    return "Nothing failed." if run.state.is_final else f"Nothing has failed; the run is {state_word(run.state)}."
+
+
+def _trace_line(row: str, width: int) -> list[Line]:
+    """Frames of a traceback stand out by their indent; a long line is broken between words, never cut."""
+    meaning = "muted" if row.startswith("    ") else "text"
+    lines: list[Line] = []
+    while len(row) > width > 0:
+        place = row.rfind(" ", width // 2, width + 1)
+        end = place if place > 0 else width  # a word of that length is broken
+        lines.append([(row[:end], meaning)])
+        row = row[end:].removeprefix(" ")
+    return [*lines, [(row, meaning)]]

@@ -1,0 +1,24 @@
+"""A line to type into: Textual's, which would let escape sequences of a pasted text reach the terminal."""
+
+from __future__ import annotations
+
+from textual import events
+from textual.widgets import Input
+
+from orchestrator.actions.log_text import inert
+
+
+class Field(Input):
+    DEFAULT_CSS = "Field > .input--placeholder, Field:ansi > .input--placeholder { color: $yard-muted; }"
+
+    async def _on_key(self, event: events.Key) -> None:
+        """Editing keys act at once. Left to travel up to the app, they would act after letters typed behind them."""
+        for binding in self._bindings.key_to_bindings.get(event.key, ()):
+            event.stop()
+            event.prevent_default()
+            await self.run_action(binding.action)
+            return
+
+    def _on_paste(self, event: events.Paste) -> None:
+        """Comes before Textual's own handler, which inserts the text."""
+        event.text = inert(event.text)

@@ -1,0 +1,41 @@
+"""What would fit: the largest step, and each change of the recipe with its peak and its cost. Pure drawing."""
+
+from __future__ import annotations
+
+from tui.ordering import Change, Planned
+from tui.pieces import Line, heading, wrapped
+from tui.wording import fit, gib
+
+NAME_WIDTH = 30
+MOST = 5  # changes shown
+_VERDICTS = {"fits": "good", "tight": "warn", "does not fit": "bad"}
+
+
+def fit_lines(plan: Planned, width: int) -> list[Line]:
+    """Changes that fit where the plan does not; otherwise those that make room."""
+    if plan.note or plan.fault:
+        return [heading("What would fit", width), *wrapped(plan.note or plan.fault, width, "muted")]
+    capacity = plan.body.get("capacity_bytes")
+    is_short = plan.body.get("verdict") == "does not fit"
+    title = "What would fit" if is_short else "What would make room"
+    lines: list[Line] = [heading(title, width, f"planned, in {gib(capacity)}" if capacity else "planned")]
+    if plan.largest:
+        lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])
+    for change in plan.changes[:MOST]:
+        lines += _change_lines(change, width)
+    if capacity and not plan.largest and not plan.changes:
+        lines.append([("No single change fits; a smaller target or a shorter row is needed.", "warn")])
+    return lines
+
+
+def _change_lines(change: Change, width: int) -> list[Line]:
+    """The change with its numbers; below it what to write in the recipe, and what to beware of."""
+    how = "same result" if change.keeps_result else "changes the result"
+    line: Line = [
+        (fit(change.name, NAME_WIDTH), "text"),
+        (f" {gib(change.peak_bytes):>9}", _VERDICTS.get(change.verdict, "text")),
+        (f"  ×{change.work_factor:.2f} work", "muted"),
+        (f"  {how}", "muted" if change.keeps_result else "warn"),
+    ]
+    told = " ".join(change.overrides) + (f"; {change.caution}" if change.caution else "")
+    return [line, *([("  ", "text"), *rest] for rest in wrapped(told, width - 2, "faint"))]

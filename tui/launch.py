@@ -1,0 +1,219 @@
+"""Launch: choose a branch, a host, GPUs and overrides; the plan and the gate are shown before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Input, Label
+
+from tui.editor import Finding, recipe_file
+from tui.field import Field
+from tui.home import HomeScreen
+from tui.launch_lines import choice_lines, refused
+from tui.ordering import TROUBLE, Offer, Planned, Standing, Wish, launch, offers, planned, refusal, smoke, standing
+from tui.pieces import Piece
+from tui.run import RunScreen
+from tui.sheet import Sheet
+from tui.snapshot import Ask, Snapshot
+from tui.table import Column, Table
+
+# name -> what stands in it at first, and what may stand in it
+FIELDS = {
+    "host": ("local", "a host of hosts.yaml or ~/.ssh/config"),
+    "gpus": ("", "all, or indexes: 5 6 7"),
+    "overrides": ("", "none; or section.key=value ..."),
+}
+PAUSE_S = 0.25  # typing settles before the values are checked
+
+
+class LaunchScreen(HomeScreen):
+    NAME = "launch"
+    DEFAULT_CSS = """
+    LaunchScreen #offers { width: 34%; min-width: 24; max-width: 48; border-right: solid $yard-line; }
+    LaunchScreen .row { height: 1; }
+    LaunchScreen #form { height: auto; padding: 1 1 0 1; }
+    LaunchScreen Label { width: 11; color: $yard-muted; }
+    LaunchScreen Field { height: 1; border: none; background: $yard-raised; padding: 0 1; width: 1fr; }
+    LaunchScreen Field:focus { background: $yard-cursor; }
+    LaunchScreen #choice { padding: 1 1 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("m", "climb", "smoke missing", id="launch.smoke"),
+        Binding("ctrl+l", "launch", "launch", key_display="^l", id="launch.launch"),
+        Binding("escape", "back", "back", id="launch.back"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._offers: list[Offer] = []
+        self._plan: Planned | None = None
+        self._standing: Standing | None = None
+        self._asked: Wish | None = None  # what the standing is about
+        self._is_asking = False
+        self._table = Table((Column("branch", 0),), empty="Reading the recipes.", opens="ask the gate", id="offers")
+        self._boxes = {
+            name: Field(value=shown, placeholder=hint, compact=True, id=name) for name, (shown, hint) in FIELDS.items()
+        }
+        self._choice = Sheet(id="choice", classes="scrolls", can_focus=True)
+
+    def body(self) -> ComposeResult:
+        with Horizontal():
+            yield self._table
+            with Vertical():
+                with Vertical(id="form"):
+                    for name, box in self._boxes.items():
+                        with Horizontal(classes="row"):
+                            yield Label(name)
+                            yield box
+                yield self._choice
+
+    def on_mount(self) -> None:
+        self._table.focus()
+        if self.app.places is None:
+            self._draw()
+            return
+        self.run_worker(self._read_offers, thread=True, group="offers")
+
+    def ask(self) -> Ask:
+        return Ask(wants_list=False)
+
+    def present(self, snapshot: Snapshot) -> None:
+        self._draw()
+
+    def told(self) -> Sequence[Piece]:
+        return [("  looking at the host", "live")] if self._is_asking else ()
+
+    def file_to_edit(self) -> Finding | None:
+        offer = self._offers[self._table.cursor] if self._offers else None
+        return recipe_file(self.app.places, offer.recipe) if offer and self.app.places else None
+
+    # ------------------------------------------------------------- actions
+
+    def action_gate(self) -> None:
+        """Looks at the host and asks the gate; starts nothing."""
+        wish = self._wish()
+        if wish is not None and self.app.places is not None:
+            self._is_asking = True
+            self.show_top()
+            self.run_worker(lambda: self._ask_gate(wish), thread=True, group="gate", exclusive=True)
+
+    def action_climb(self) -> None:
+        wish = self._wish()
+        if wish is not None and self.app.may_act():
+            self.run_worker(lambda: self._start(wish, is_smoke=True), thread=True, group="start", exclusive=True)
+
+    def action_launch(self) -> None:
+        """Works when the gate has allowed exactly what is chosen now."""
+        wish = self._wish()
+        if wish is None or not self.app.may_act():
+            return
+        if self._standing is not None and self._asked == wish and not self._standing.is_allowed:
+            self.app.notify(f"Launch is refused: {refused(self._standing)}", severity="warning", timeout=8)
+            return
+        if self._standing is None or self._asked != wish:
+            self.app.notify("Ask the gate first (enter); it must allow exactly what is chosen.", severity="warning")
+            return
+        self.run_worker(lambda: self._start(wish, is_smoke=False), thread=True, group="start", exclusive=True)
+
+    def action_back(self) -> None:
+        """From a field back to the branches, from there to the runs."""
+        if self._table.has_focus:
+            super().action_back()
+        else:
+            self._table.focus()
+
+    @on(Table.Moved)
+    @on(Input.Changed)
+    def changed(self) -> None:
+        self._plan = None
+        self._draw()
+        self.set_timer(PAUSE_S, self._plan_again)
+
+    @on(Table.Opened)
+    @on(Input.Submitted)
+    def submitted(self) -> None:
+        self.action_gate()
+
+    # -------------------------------------------------------------- threads
+
+    def _read_offers(self) -> None:
+        assert self.app.places is not None
+        found = offers(self.app.places)
+        self.app.call_from_thread(self._take_offers, found)
+
+    def _take_offers(self, found: list[Offer]) -> None:
+        self._offers = found
+
+        def draw(index: int) -> list[list[Piece]]:
+            offer = found[index]
+            fault: list[Piece] = [("  cannot be read", "bad")] if offer.fault else []
+            return [[(offer.recipe, "strong"), ("/", "faint"), (offer.branch, "text"), *fault]]
+
+        self._table.set_rows([offer.key for offer in found], draw, empty="No recipe was found.")
+        self._plan_again()
+
+    def _plan_again(self) -> None:
+        wish = self._wish()
+        if wish is not None and self.app.places is not None:
+            self.run_worker(lambda: self._make_plan(wish), thread=True, group="plan", exclusive=True)
+        self._draw()
+
+    def _make_plan(self, wish: Wish) -> None:
+        assert self.app.places is not None
+        made = planned(self.app.places, wish)
+        self.app.call_from_thread(self._take_plan, wish, made)
+
+    def _take_plan(self, wish: Wish, made: Planned) -> None:
+        if wish == self._wish():
+            self._plan = made
+            self._draw()
+
+    def _ask_gate(self, wish: Wish) -> None:
+        assert self.app.places is not None
+        found = standing(self.app.places, wish)
+        self.app.call_from_thread(self._take_standing, wish, found)
+
+    def _take_standing(self, wish: Wish, found: Standing) -> None:
+        self._is_asking = False
+        self._standing, self._asked = found, wish
+        self._draw()
+        self.show_top()
+
+    def _start(self, wish: Wish, *, is_smoke: bool) -> None:
+        assert self.app.places is not None
+        try:
+            if is_smoke:
+                run_id = smoke(self.app.places, wish, self.app.tell_from_thread)
+            else:
+                run_id = launch(self.app.places, wish, self.app.tell_from_thread)
+        except TROUBLE as error:
+            self.app.fail_from_thread(refusal(error))
+            return
+        if run_id is None:
+            self.app.tell_from_thread("nothing is missing: the gate will pass")
+        else:
+            self.app.call_from_thread(self.app.push_screen, RunScreen(run_id))
+
+    # --------------------------------------------------------------- inner
+
+    def _wish(self) -> Wish | None:
+        if not self._offers or self._offers[self._table.cursor].fault:
+            return None
+        offer = self._offers[self._table.cursor]
+        values = {name: box.value.split() for name, box in self._boxes.items()}
+        wish = Wish(offer.recipe, offer.branch, " ".join(values["host"]) or "local")
+        return dataclasses.replace(wish, gpus=tuple(values["gpus"]), overrides=tuple(values["overrides"]))
+
+    def _draw(self) -> None:
+        wish = self._wish()
+        offer = self._offers[self._table.cursor] if self._offers else None
+        told = self._standing if wish == self._asked else None
+        self._choice.show(
+            lambda width, _height: choice_lines(wish, offer, (self._plan, told), width, ascii_only=self.app.ascii_only)
+        )

@@ -1,0 +1,198 @@
+"""The log of a run: follows the newest lines, scrolls through the rest by pieces, searches.
+
+Holds one piece of the file at a time. Scrolling past its ends asks for the next piece and keeps the
+line that was in sight in its place; so does a jump to a search result.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.widgets import Input
+
+from orchestrator.actions.log_text import ERRORS
+from orchestrator.store.rows import State
+from tui.field import Field
+from tui.log_page import Found, LogAsk, LogPage, search_log
+from tui.log_sheet import LogSheet
+from tui.pieces import Line, Piece
+from tui.sheet import Sheet
+from tui.snapshot import Room, Snapshot
+from tui.wording import percent, sized
+
+
+class LogPane(Vertical):
+    DEFAULT_CSS = """
+    LogPane #log-state { height: 1; padding: 0 1; }
+    LogPane LogSheet { padding: 0 1; }
+    LogPane #search { display: none; height: 1; border: none; padding: 0 1; background: $yard-raised; }
+    LogPane #search.open { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f", "follow", "follow", id="log.follow"),
+        Binding("slash", "search", "search", key_display="/", id="log.search"),
+        Binding("n", "again(1)", "Next match", show=False, id="log.next"),
+        Binding("N", "again(-1)", "Previous match", show=False, id="log.previous"),
+        Binding("exclamation_mark", "first_error", "first error", key_display="!", id="log.first_error"),
+        Binding("o", "stream", "stderr/stdout", id="log.stream"),
+        Binding("w", "wrap", "wrap", id="log.wrap"),
+        Binding("u", "ranks", "Group ranks", show=False, id="log.ranks"),
+        Binding("y,c", "copy", "Copy", show=False, id="log.copy"),
+        Binding("escape", "close_search", "Close search", show=False, id="log.close_search"),
+    ]
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._stream: str | None = None  # None: the one that says more, until a person chooses
+        self._page: LogPage | None = None
+        self._pattern = ""
+        self._said = ""  # about the search
+        self._state = Sheet(id="log-state")
+        self.body = LogSheet(id="log-lines", classes="scrolls")
+        self._box = Field(id="search", compact=True, placeholder="a regular expression, any case")
+
+    def compose(self) -> ComposeResult:
+        yield self._state
+        yield self.body
+        yield self._box
+
+    def on_mount(self) -> None:
+        self._state.show(lambda _width, _height: [self._state_line()])
+
+    def ask(self) -> LogAsk:
+        start, end = self.body.wanted
+        return LogAsk(stream=self._stream or "stdout", start=start, end=end)
+
+    def present(self, snapshot: Snapshot) -> None:
+        page = snapshot.log
+        if page is None:
+            return
+        if self._stream is None:
+            self._stream = page.stream
+            has_failed = snapshot.detail is not None and snapshot.detail.run.state is State.FAILED
+            if page.other_size and (has_failed or not page.size):  # the error stream tells why
+                self.action_stream()
+                return
+        self._page = page
+        self.body.present(page)
+        self._state.redraw()
+
+    # ------------------------------------------------------------- actions
+
+    def action_follow(self) -> None:
+        self.body.follow(not self.body.is_following)
+        self._ask()
+
+    def action_stream(self) -> None:
+        self._stream = "stderr" if self._stream == "stdout" else "stdout"
+        self.body.follow(True)
+        self._ask()
+
+    def action_wrap(self) -> None:
+        self.body.toggle_wrap()
+
+    def action_ranks(self) -> None:
+        self.body.toggle_ranks()
+
+    def action_copy(self) -> None:
+        """The lines in sight, through the terminal's clipboard sequence."""
+        self.app.copy_to_clipboard(self.body.visible_text())
+        self.app.notify("Copied the lines in sight.", timeout=3)
+
+    def action_search(self) -> None:
+        self._box.add_class("open")
+        self._box.value = ""
+        self._box.focus()
+
+    def action_close_search(self) -> None:
+        if self._box.has_class("open"):
+            self._box.remove_class("open")
+            self.body.focus()
+        elif self._pattern:
+            self._pattern = self._said = ""
+            self.body.highlight(None)
+            self._state.redraw()
+        else:
+            self.app.pop_screen()
+
+    def action_first_error(self) -> None:
+        self._pattern = ERRORS
+        self.body.highlight(re.compile(ERRORS, re.IGNORECASE))
+        self._search(after=0, backwards=False)
+
+    def action_again(self, direction: int) -> None:
+        if self._pattern and self._page is not None:
+            at = self.body.top_offset()
+            after = at if direction < 0 else self.body.offset_after(at)
+            self._search(after=after, backwards=direction < 0)
+
+    @on(Input.Submitted, "#search")
+    def submit(self, event: Input.Submitted) -> None:
+        self.action_close_search()
+        if not event.value:
+            return
+        try:
+            self.body.highlight(re.compile(event.value, re.IGNORECASE))
+        except re.error as error:
+            self._say(f"not a regular expression: {error}")
+            return
+        self._pattern = event.value
+        self._search(after=self.body.top_offset(), backwards=False)
+
+    # --------------------------------------------------------------- inner
+
+    def _ask(self) -> None:
+        self._state.redraw()
+        self.app.ask_now()  # type: ignore[attr-defined]
+
+    def _say(self, text: str) -> None:
+        self._said = text
+        self._state.redraw()
+
+    def _search(self, *, after: int, backwards: bool) -> None:
+        self.run_worker(self._searching(after, backwards=backwards), group="search", exclusive=True)
+
+    async def _searching(self, after: int, *, backwards: bool) -> None:
+        """Goes through the file in steps; a new search or another key press may end it between them."""
+        page, pattern, position = self._page, self._pattern, after
+        if page is None:
+            return
+        while True:
+
+            def step(room: Room, position: int = position) -> Found:
+                return search_log(room.reader, page, pattern, after=position, backwards=backwards)
+
+            found = await self.app.reading.do(step)  # type: ignore[attr-defined]
+            if found.at is not None:
+                self._say("")
+                self.body.go_to(found.at)
+                self._ask()
+                return
+            if found.is_done:
+                none = "no earlier match" if backwards else "no further match"
+                self._say(f"nothing in {page.stream} looks like an error" if after == 0 and pattern == ERRORS else none)
+                return
+            position = found.searched_to
+            self._say(f"searching, {percent(position / page.size if page.size else 1.0)} of the file")
+
+    def _state_line(self) -> Line:
+        page = self._page
+        if page is None:
+            return [("reading the log", "muted")]
+        pieces: list[Piece] = [(page.stream, "strong"), (f"  {sized(page.size)}", "muted")]
+        if page.other_size:
+            other = "stderr" if page.stream == "stdout" else "stdout"
+            pieces.append((f"  {other} {sized(page.other_size)}", "faint"))
+        if self.body.is_following:
+            pieces.append(("  following", "live"))
+        elif page.size:
+            pieces.append((f"  at {percent(self.body.top_offset() / page.size)}", "text"))
+            pieces.append(("  End follows again", "muted"))
+        if self._pattern and self._pattern != ERRORS:
+            pieces.append((f"  / {self._pattern}", "accent"))
+        return [*pieces, (f"  {self._said}", "warn")] if self._said else pieces

@@ -1,0 +1,229 @@
+"""What the smoke and launch screens ask of orchestrator.actions: recipes, plans, the gate, starting.
+
+Plain answers for drawing; every function blocks and runs in a thread. The modules behind them are
+loaded when first asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.actions.places import Places
+from orchestrator.errors import DraftyardError, GateRefused, RunNotFound
+from orchestrator.lazy import lazy
+from orchestrator.store.rows import Document
+from tui.wording import gib
+
+# What an action may answer instead: a refusal, a database that is busy, a fault of this machine.
+TROUBLE = (DraftyardError, OSError)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a person has chosen to run, and where."""
+
+    recipe: str
+    branch: str
+    host: str = "local"
+    gpus: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A branch that can be launched, or a recipe that cannot be read and why."""
+
+    recipe: str
+    branch: str
+    fault: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.recipe}/{self.branch}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the recipe that lowers the peak: what it leaves to fit, and what it costs."""
+
+    name: str
+    overrides: tuple[str, ...]  # section.key=value
+    peak_bytes: int  # what must fit with it
+    saved_bytes: int
+    verdict: str  # against the capacity; empty without one
+    work_factor: float  # arithmetic of a step by that of today
+    keeps_result: bool
+    caution: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The memory plan of a wish as plain values, or the fault in the wish."""
+
+    body: Mapping[str, Any]
+    capacity_from: str = ""
+    largest: str = ""  # the most anchors that fit
+    changes: tuple[Change, ...] = ()  # where the plan does not fit, only such that do
+    fault: str = ""  # the wish is wrong
+    time: str = ""  # of a step and of all, in a sentence
+    note: str = ""  # the wish is right, there is no plan for it
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The gate's answer for a wish."""
+
+    is_allowed: bool
+    rungs: tuple[tuple[str, str, str], ...] = ()  # rung, how it stands, why
+    gpus: tuple[str, ...] = ()
+    fingerprint: str = ""
+    fault: str = ""
+
+
+def actions(module: str) -> Any:
+    """A group of actions, loaded when first asked."""
+    return lazy(f"orchestrator.actions.{module}")
+
+
+def offers(places: Places) -> list[Offer]:
+    """Every branch of the project's recipes, then of the bundled ones."""
+    folders = [folder for folder in (places.recipes, places.bundled) if folder is not None]
+    found: dict[str, Offer] = {}
+    for folder in dict.fromkeys(folders):
+        try:
+            checked = actions("recipes").check(places, [str(folder)])
+        except DraftyardError:
+            continue  # a folder without a recipe offers none
+        for recipe in checked:
+            name = recipe.path.stem
+            made = [Offer(name, branch) for branch in recipe.branches] or [Offer(name, "", recipe.faults[0])]
+            for offer in made:
+                found.setdefault(offer.key, offer)
+    return list(found.values())
+
+
+def planned(places: Places, wish: Wish) -> Planned:
+    """Checks every value on the way; a fault is an answer, not an error."""
+    try:
+        actions("order").find_host(places, wish.host)
+        actions("recipes").resolve(places, wish.recipe, branch=wish.branch, overrides=wish.overrides)
+    except DraftyardError as error:
+        return Planned({}, fault=str(error).splitlines()[0])
+    try:
+        made = _plan(places, wish)
+    except DraftyardError as error:  # a script of the user's own has no plan
+        return Planned({}, note=str(error).splitlines()[0])
+    return advised(made)
+
+
+def advised(made: Any) -> Planned:
+    """A plan of `actions.plans` with what it advises, as plain values."""
+    most = made.largest
+    largest = "" if most is None else f"{most.max_anchors:,} anchors × block {most.block_size}"
+    changes = tuple(
+        Change(
+            item.name,
+            tuple(item.overrides),
+            item.plan.driver_bytes,
+            item.saved_bytes,
+            item.plan.verdict or "",
+            item.work_factor,
+            item.keeps_result,
+            item.caution,
+        )
+        for item in made.switches
+    )
+    time = actions("step_time").time_sentence(made.time, made.spec)
+    return Planned(actions("plans").plan_body(made.plan), made.capacity_from, largest, changes, time=time)
+
+
+def _plan(places: Places, wish: Wish) -> Any:
+    """Against the host as last seen; for one that has not been looked at, without a capacity."""
+    settings: dict[str, Any] = {"branch": wish.branch, "overrides": wish.overrides}
+    plan_memory = actions("plans").plan_memory
+    try:
+        return plan_memory(places, wish.recipe, host=wish.host, **settings)
+    except DraftyardError:
+        return plan_memory(places, wish.recipe, **settings)
+
+
+def standing(places: Places, wish: Wish) -> Standing:
+    """Looks at the host and asks the gate, without starting anything."""
+    try:
+        found = actions("jobs").rehearse(places, _order(wish))
+    except TROUBLE as error:
+        return Standing(False, fault=refusal(error))
+    rungs = tuple((item.rung, str(item.standing), _why(item)) for item in found.verdict.rungs)
+    return Standing(found.verdict.is_allowed, rungs, tuple(found.gpus), found.fingerprint)
+
+
+def launch(places: Places, wish: Wish, tell: Callable[[str], None]) -> str:
+    """Starts it; the run's id. Raises DraftyardError."""
+    return str(actions("jobs").launch(places, _order(wish), tell=tell).run_id)
+
+
+def smoke(
+    places: Places, wish: Wish, tell: Callable[[str], None], *, rungs: Sequence[str] = (), again: bool = False
+) -> str | None:
+    """Climbs the missing rungs, those named, or all again; the run's id, None when nothing is missing."""
+    climbed = actions("jobs").smoke(places, _order(wish), rungs=rungs, again=again, tell=tell)
+    return None if climbed.launched is None else str(climbed.launched.run_id)
+
+
+def orphans(places: Places, host: str) -> list[str]:
+    """One line for each process on the host of a run that has ended."""
+    found = actions("reaping").reap(places, host, end=False).orphans
+    return [f"pid {item.pid}, run {item.run_id}, {gib(item.rss_bytes)}, {item.command}" for item in found]
+
+
+def reap(places: Places, host: str) -> str:
+    """Ends them; what was done, in one line."""
+    done = actions("reaping").reap(places, host, end=True)
+    return f"{host}: ended {processes(len(done.orphans))}" if done.were_ended else f"{host}: nothing was left to end"
+
+
+def processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
+
+
+def refusal(error: Exception) -> str:
+    """One line for a toast; the gate's repair command included."""
+    text = str(error).splitlines() or [type(error).__name__]
+    return f"{text[0]}; {text[-1].strip()}" if isinstance(error, GateRefused) else text[0]
+
+
+def told_again(places: Places, run_id: str) -> Wish | None:
+    """What a run was told, to be told again: its recipe's file, not whatever has that name now. None for one that is gone.
+
+    Raises RecipeError where the recipe is gone.
+    """
+    history, recipes = actions("history"), actions("recipes")
+    try:
+        run = history.find(places, run_id)
+    except RunNotFound:
+        return None
+    launch = json.loads(history.document(places, run.id, Document.LAUNCH) or "{}")
+    words = {name: tuple(map(str, launch.get(name) or ())) for name in ("named_gpus", "overrides")}
+    recipe = recipes.of_run(places, run, launch)
+    return Wish(str(recipe.path), run.branch, run.host, words["named_gpus"], words["overrides"])
+
+
+def start_follower(places: Places) -> None:
+    """Starts the one that records live runs, unless it is at work. Raises StoreError."""
+    actions("life").ensure_follower(places)
+
+
+def _order(wish: Wish) -> Any:
+    return actions("order").Order(
+        recipe=wish.recipe, branch=wish.branch, host=wish.host, overrides=wish.overrides, gpus=wish.gpus
+    )
+
+
+def _why(item: Any) -> str:
+    """What changed since, where that is why a rung does not count."""
+    if item.changes:
+        return "changed since: " + ", ".join(change.part for change in item.changes[:4])
+    return str(item.message)

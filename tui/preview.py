@@ -1,0 +1,49 @@
+"""The run under the cursor, beside the list, where the screen is wide enough: what a glance should tell."""
+
+from __future__ import annotations
+
+from tui.chart import Look, Series, chart_lines
+from tui.detail import RunDetail
+from tui.overview import memory_lines, state_lines
+from tui.pieces import BLANK, Line, beside, wrapped
+from tui.wording import fit
+
+WIDE = 100  # cells from which on charts stand side by side
+METRICS = (("loss", "nats"), ("accuracy", ""))
+
+
+def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, ascii_only: bool) -> list[Line]:
+    run = detail.run
+    lines: list[Line] = [
+        [(run.recipe, "strong"), ("/", "faint"), (run.branch, "strong"), (f"  {run.id}", "muted")],
+        *state_lines(detail, now_s, width, ascii_only=ascii_only),
+    ]
+    if detail.failures:
+        failure = detail.failures[0]
+        lines += [BLANK, *wrapped(failure.message, width, "bad")[:4], *wrapped(failure.hint, width, "muted")[:3]]
+    memory = memory_lines(detail, width, ascii_only=ascii_only)
+    lines += _charts(detail, width, height - len(lines) - len(memory) - 2, ascii_only=ascii_only)
+    lines += [BLANK, *memory] if memory else []
+    if run.why or run.note:
+        lines += [BLANK, *wrapped(run.why or run.note, width, "muted")[:3]]
+    return [[(fit("", 0), "text"), *line] for line in lines[:height]]
+
+
+def _charts(detail: RunDetail, width: int, room: int, *, ascii_only: bool) -> list[Line]:
+    """One below the other, side by side where that leaves each wide enough; none where they would be too low."""
+    curves = [(curve, unit) for name, unit in METRICS if (curve := detail.curve(name)) is not None and curve.samples]
+    columns = len(curves) if width >= WIDE else 1
+    share = min(20, (room - len(curves)) // max(1, len(curves) // max(1, columns)))
+    if share < 5:
+        return []
+    each = (width - 3 * (columns - 1)) // max(1, columns)
+    blocks = [
+        chart_lines(
+            curve.name, unit, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
+            Look(ascii_only=ascii_only),
+        )
+        for curve, unit in curves
+    ]  # fmt: skip
+    if columns > 1:
+        return [BLANK, *beside(*((block, each) for block in blocks), gap=3)]
+    return [line for block in blocks for line in (BLANK, *block)]

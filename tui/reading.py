@@ -1,0 +1,50 @@
+"""The thread that reads: it owns the Room, so that a busy database never holds up a key press.
+
+One job at a time, the newest ask wins. The thread is a daemon: quitting never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from tui.snapshot import Room
+
+Result = TypeVar("Result")
+
+
+class ReadingThread:
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="draftyard-reading", daemon=True)
+        self._thread.start()
+
+    async def do(self, job: Callable[[Room], Result]) -> Result:
+        """Runs the job in the thread; what it raises is raised here."""
+        future: Future[Result] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(job(self._room))
+            except BaseException as error:  # noqa: BLE001 - carried over to the caller, who answers it
+                future.set_exception(error)
+
+        self._jobs.put(work)
+        return await asyncio.wrap_future(future)
+
+    def stop(self, *, wait_s: float = 0.2) -> None:
+        """Lets the thread end after its present job; waits a moment only."""
+        self._jobs.put(None)
+        self._thread.join(wait_s)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        self._room.close()

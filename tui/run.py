@@ -1,0 +1,188 @@
+"""One run: a line of tabs, and under it the tab that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import ContentSwitcher
+
+from orchestrator.actions.history import MEMORY_REASONS
+from orchestrator.store.rows import RunRow, State
+from tui.checkpoints import checkpoint_lines
+from tui.curves import CurvesPane
+from tui.deeds import gpus_of
+from tui.editor import Finding, log_file
+from tui.failure import failure_lines
+from tui.frame import YardScreen
+from tui.log import LogPane
+from tui.memory import memory_tab_lines
+from tui.overview import CHART_METRICS, overview_lines
+from tui.pieces import Line, Piece
+from tui.sheet import Sheet
+from tui.snapshot import Ask, CurvesAsk, Snapshot
+from tui.spec import spec_lines
+from tui.wording import state_letter
+
+TABS = ("overview", "curves", "memory", "log", "failure", "spec", "files")
+
+
+class RunScreen(YardScreen):
+    DEFAULT_CSS = """
+    RunScreen #tabs { height: 1; padding: 0 1; }
+    RunScreen .pane { padding: 1 1 0 1; }
+    RunScreen ContentSwitcher { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab,right_square_bracket", "next(1)", "next tab", key_display="tab", priority=True, id="run.next_tab"),
+        Binding(
+            "shift+tab,left_square_bracket",
+            "next(-1)",
+            "Previous tab",
+            show=False,
+            priority=True,
+            id="run.previous_tab",
+        ),
+        *(
+            Binding(str(number), f"tab('{name}')", name, show=False, id=f"run.tab_{name}")
+            for number, name in enumerate(TABS, 1)
+        ),
+        Binding("l", "tab('log')", "log", show=False, id="run.log"),
+    ]
+
+    def __init__(self, selector: str, *, tab: str = "overview") -> None:
+        super().__init__()
+        self.selector = selector
+        self.tab = tab
+        self._tabs = Sheet(id="tabs")
+        self._curves = CurvesPane(id="curves", classes="pane")
+        self._log = LogPane(id="log")
+        self._sheets = {
+            name: Sheet(id=name, classes="pane scrolls", can_focus=True)
+            for name in TABS
+            if name not in ("curves", "log")
+        }
+        self._switcher = ContentSwitcher(initial=tab)
+
+    def body(self) -> ComposeResult:
+        yield self._tabs
+        with self._switcher:
+            yield self._curves
+            yield self._log
+            yield from self._sheets.values()
+
+    def on_mount(self) -> None:
+        self._tabs.show(lambda _width, _height: [self._tabs_line()])
+        self._focus_pane()
+
+    def ask(self) -> Ask:
+        curves = CurvesAsk(names=CHART_METRICS, buckets=240)
+        log = None
+        match self.tab:
+            case "curves":
+                curves = self._curves.ask()
+            case "log":
+                log = self._log.ask()
+        wants_answers = self.tab in ("failure", "spec")
+        return Ask(
+            wants_list=False,
+            run=self.selector,
+            curves=curves,
+            log=log,
+            wants_answers=wants_answers,
+            wants_against=self.tab == "overview",
+            baseline=self.app.baseline,
+        )
+
+    def present(self, snapshot: Snapshot) -> None:
+        detail = snapshot.detail
+        if detail is None:
+            return
+        self.selector = detail.run.id
+        self._tabs.redraw()
+        ascii_only = self.app.ascii_only
+        match self.tab:
+            case "overview":
+                self._draw(
+                    lambda width, height: overview_lines(detail, snapshot.at_s, width, height, ascii_only=ascii_only)
+                )
+            case "curves":
+                self._curves.present(detail)
+            case "log":
+                self._log.present(snapshot)
+            case "memory":
+                self._draw(lambda width, height: memory_tab_lines(detail, width, height, ascii_only=ascii_only))
+            case "failure":
+                self._draw(lambda width, _: failure_lines(detail, width))
+            case "spec":
+                self._draw(lambda width, _: spec_lines(detail, width))
+            case "files":
+                self._draw(lambda width, _: checkpoint_lines(detail, snapshot.at_s, width))
+
+    def crumbs(self) -> Sequence[Piece]:
+        if self.snapshot is None or self.snapshot.detail is None:
+            return [(self.selector, "text")]
+        run = self.snapshot.detail.run
+        letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
+        return [
+            letter,
+            (" ", "text"),
+            (run.recipe, "strong"),
+            ("/", "faint"),
+            (run.branch, "strong"),
+            (f"  {run.id[:8]}", "muted"),
+            (f"  {run.host}", "muted"),
+        ]
+
+    def chosen(self) -> tuple[RunRow, tuple[int, ...]] | None:
+        detail = self.snapshot.detail if self.snapshot else None
+        return None if detail is None else (detail.run, gpus_of(detail))
+
+    def file_to_edit(self) -> Finding | None:
+        page = self.snapshot.log if self.snapshot and self.tab == "log" else None
+        return super().file_to_edit() if page is None else log_file(page)
+
+    def action_next(self, by: int) -> None:
+        self.action_tab(TABS[(TABS.index(self.tab) + by) % len(TABS)])
+
+    def action_tab(self, name: str) -> None:
+        self.tab = name
+        self._switcher.current = name
+        self._tabs.redraw()
+        self._focus_pane()
+        if self.snapshot is not None:
+            self.present(self.snapshot)
+        self.app.ask_now()
+
+    def _draw(self, draw: Callable[[int, int], Sequence[Line]]) -> None:
+        self._sheets[self.tab].show(draw)
+
+    def _focus_pane(self) -> None:
+        match self.tab:
+            case "curves":
+                self.focus_on(self._curves)
+            case "log":
+                self.focus_on(self._log.body)
+            case name:
+                self.focus_on(self._sheets[name])
+
+    def _tabs_line(self) -> Line:
+        pieces: list[Piece] = []
+        for number, name in enumerate(TABS, 1):
+            is_open = name == self.tab
+            pieces += [
+                (f"{number} ", "key" if is_open else "faint"),
+                (name, "strong" if is_open else self._tab_meaning(name)),
+                ("   ", "text"),
+            ]
+        return pieces
+
+    def _tab_meaning(self, name: str) -> str:
+        """The tab of the failure shows from afar that there is one."""
+        detail = self.snapshot.detail if self.snapshot else None
+        if detail is None or detail.run.state not in (State.FAILED, State.LOST):
+            return "muted"
+        is_told = name == "failure" or (name == "memory" and detail.run.reason in MEMORY_REASONS)
+        return "bad" if is_told else "muted"

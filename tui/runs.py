@@ -1,0 +1,301 @@
+"""Home: every run in a list, live ones first, and the one under the cursor beside it, or below it, where there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widgets import Input
+
+from orchestrator.errors import DraftyardError
+from orchestrator.store.filter import compile_filter
+from orchestrator.store.rows import RunRow, State
+from tui.compare import CompareScreen
+from tui.field import Field
+from tui.home import HomeScreen
+from tui.pieces import Piece, wrapped
+from tui.preview import preview_lines
+from tui.run import RunScreen
+from tui.runs_rows import COLUMNS, TROUBLE_COLUMNS, never_started, run_cells, trouble, trouble_cells
+from tui.sheet import Sheet
+from tui.snapshot import LIST_LIMIT, Ask, CurvesAsk, RunNumbers, Snapshot
+from tui.table import Cells, Table
+
+# What `s` goes through: the word on the screen, and the reader's sort ("" is worst off first, ours).
+SORTS = (
+    ("newest", "created"),
+    ("worst off", ""),
+    ("loss", "-loss"),
+    ("tokens/s", "block_tokens_per_s"),
+    ("recipe", "-recipe"),
+    ("host", "-host"),
+)
+NO_RUNS = "No runs yet. Start one: draftyard launch RECIPE --host HOST"
+NARROW = 90  # below it the order is told instead of the number of runs
+PREVIEW_WIDTH = 130  # from this width on
+HIGH, LEAST_BELOW = 34, 16  # lines of a screen, and of what its list leaves, from which on the run is shown below
+
+
+class RunsScreen(HomeScreen):
+    NAME = "runs"
+    DEFAULT_CSS = """
+    RunsScreen #preview { display: none; width: 36%; padding: 0 2; border-left: solid $yard-line; }
+    RunsScreen.wide #preview { display: block; }
+    RunsScreen.below Horizontal { layout: vertical; }
+    RunsScreen.below #preview { display: block; width: 100%; height: 1fr; padding: 0 1; border-left: none; border-top: solid $yard-line; }
+    RunsScreen #filter { display: none; height: 1; border: none; padding: 0 1; background: $yard-raised; }
+    RunsScreen #filter.open { display: block; }
+    RunsScreen #fault { display: none; padding: 0 1; background: $yard-raised; }
+    RunsScreen #fault.open { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "filter", key_display="/", id="runs.filter"),
+        Binding("space", "mark", "mark", id="runs.mark"),
+        Binding("s", "sort(1)", "sort", id="runs.sort"),
+        Binding("o", "sort(-1)", "Sort back", show=False, id="runs.sort_back"),
+        Binding("l", "open('log')", "log", id="runs.log"),
+        Binding(
+            "exclamation_mark", "last_failure", "Why the last one died", show=False, key_display="!", id="runs.failed"
+        ),
+        Binding("c", "compare", "compare", id="runs.compare"),
+        Binding("B", "baseline", "Baseline for curves and speed", show=False, id="runs.baseline"),
+        Binding("a", "kinds", "All kinds of jobs, or training alone", show=False, id="runs.kinds"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._where = ""
+        self._kind: str | None = "train"
+        self._sort = 0
+        self._limit: int | None = LIST_LIMIT
+        self._rows: Sequence[RunRow] = ()
+        self._filter_fault = ""
+        self._table = Table(COLUMNS, empty=NO_RUNS, id="list")
+        self._preview = Sheet(id="preview")
+        self._fault = Sheet(id="fault")  # of the filter, whole
+        self._box = Field(
+            id="filter", compact=True, select_on_focus=False, placeholder="status:failed loss<2 since:7d host:pve*"
+        )
+
+    def body(self) -> ComposeResult:
+        with Horizontal():
+            yield self._table
+            yield self._preview
+        yield self._fault
+        yield self._box
+
+    def on_mount(self) -> None:
+        self._table.focus()
+
+    def ask(self) -> Ask:
+        top, height = int(self._table.scroll_offset.y), max(self._table.size.height, 20)
+        return Ask(
+            where=self._where,
+            kind=self._kind,
+            sort=SORTS[self._sort][1] or "created",
+            limit=self._limit,
+            in_sight=(max(0, top - height), height * 3),
+            run=self._table.cursor_key if self._has_preview and self._rows else None,
+            curves=CurvesAsk(names=("loss", "accuracy"), buckets=200),
+        )
+
+    def present(self, snapshot: Snapshot) -> None:
+        self._rows = self._sorted(snapshot)
+        keys = [run.id for run in self._rows]
+
+        def draw(index: int) -> Cells:
+            run = self._rows[index]
+            numbers = snapshot.numbers.get(run.id, RunNumbers())
+            if self._is_by_trouble:
+                return trouble_cells(run, numbers, snapshot.at_s)
+            return run_cells(run, numbers, snapshot.at_s, ascii_only=self.app.ascii_only)
+
+        had_cursor = self._table.cursor_key is not None
+        self._table.set_rows(keys, draw, empty=self._empty_words())
+        if (self._place_preview() or not had_cursor) and keys and self._has_preview:
+            self.app.ask_now()  # now that there is a run under the cursor
+        detail = snapshot.detail
+        if detail is None:
+            self._preview.show(lambda _width, _height: ())
+        else:
+            self._preview.show(
+                lambda width, height: preview_lines(
+                    detail, snapshot.at_s, width, height, ascii_only=self.app.ascii_only
+                )
+            )
+
+    def told(self) -> Sequence[Piece]:
+        num_runs = self.snapshot.num_runs if self.snapshot else 0
+        what = ("run" if num_runs == 1 else "runs") + ("" if self._kind else " of every kind")
+        pieces: list[Piece] = []
+        if self.snapshot and not (self._sort and self.size.width < NARROW):
+            pieces.append((f" {num_runs:,} {what} ", "muted"))
+        if self._sort:
+            pieces.append((f" {SORTS[self._sort][0]} first", "muted"))
+        if self._where:
+            pieces.append((f"  / {self._where}", "accent"))
+        if self._table.marks:
+            pieces.append((f"  ● {len(self._table.marks)} marked", "accent"))
+        return pieces
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width >= PREVIEW_WIDTH, "wide")
+        self._place_preview()
+        self.app.ask_now()
+
+    # ------------------------------------------------------------- actions
+
+    def action_filter(self) -> None:
+        self._box.add_class("open")
+        self._box.value = self._where
+        self._box.focus()
+
+    def action_mark(self) -> None:
+        self._table.toggle_mark()
+        self.show_top()
+
+    def action_sort(self, direction: int) -> None:
+        self._sort = (self._sort + direction) % len(SORTS)
+        self._table.set_columns(TROUBLE_COLUMNS if self._is_by_trouble else COLUMNS)
+        self._table.to_top()
+        if self.snapshot is not None:
+            self.present(self.snapshot)  # the rows there are, until the new order has been read
+        self.show_top()
+        self.app.ask_now()
+
+    def action_compare(self) -> None:
+        marked = [run.id for run in self._rows if run.id in self._table.marks]
+        if len(marked) < 2:
+            self.app.notify("Mark two runs or more with space, then press c.", timeout=4)
+            return
+        self.app.push_screen(CompareScreen(marked))
+
+    def action_baseline(self) -> None:
+        """The run under the cursor is what the speed of others is held against, and laid under their curves."""
+        self.app.baseline = self._table.cursor_key
+        self._table.sign(self.app.baseline, "B")
+        told = f"{self.app.baseline} is the baseline: other runs say their speed against it, d lays it under a curve."
+        self.app.notify(told, timeout=5)
+
+    def chosen(self) -> tuple[RunRow, tuple[int, ...]] | None:
+        run = next((run for run in self._rows if run.id == self._table.cursor_key), None)
+        if run is None or self.snapshot is None:
+            return None
+        numbers = self.snapshot.numbers.get(run.id, RunNumbers())
+        return run, tuple(sample.gpu for sample in numbers.gpus)
+
+    def action_kinds(self) -> None:
+        self._kind = None if self._kind else "train"
+        self.app.ask_now()
+
+    def action_open(self, tab: str) -> None:
+        if self._table.cursor_key is not None:
+            self.app.push_screen(RunScreen(self._table.cursor_key, tab=tab))
+
+    def can_go_back(self) -> bool:
+        return bool(self._where or self._table.marks) or self._box.has_class("open")
+
+    def action_last_failure(self) -> None:
+        """Opens the failure of the newest failed run, wherever it stands in the list.
+
+        A launch that was refused has not died: it is shown where nothing in the list has.
+        """
+        failed = [run for run in self._rows if run.state is State.FAILED]
+        if failed:
+            last = max(failed, key=lambda run: (not never_started(run), run.created_s))
+            self.app.push_screen(RunScreen(last.id, tab="failure"))
+        else:
+            self.app.notify("No run in this list has failed.", timeout=4)
+
+    def action_back(self) -> None:
+        """Escape closes the filter, then clears it, then the marks."""
+        if self._box.has_class("open"):
+            self._box.remove_class("open")
+            self._judge("")
+            self._table.focus()
+        elif self._where or self._table.marks:
+            self._where = ""
+            self._table.marks.clear()
+            self.show_top()
+            self._table.set_columns(TROUBLE_COLUMNS if self._is_by_trouble else COLUMNS)
+            self.app.ask_now()
+
+    @on(Input.Changed, "#filter")
+    def check_filter(self, event: Input.Changed) -> None:
+        self._judge(event.value)
+
+    @on(Input.Submitted, "#filter")
+    def apply_filter(self, event: Input.Submitted) -> None:
+        self._judge(event.value)  # keys typed in one burst may come before word of the change
+        if self._filter_fault:
+            return
+        self._where = event.value.strip()
+        self._box.remove_class("open")
+        self._table.focus()
+        self._table.to_top()
+        self.show_top()
+        self.app.ask_now()
+
+    @on(Table.Opened)
+    def open_run(self, event: Table.Opened) -> None:
+        self.app.push_screen(RunScreen(event.key))
+
+    @on(Table.Moved)
+    def moved(self, event: Table.Moved) -> None:
+        near_end = self._table.cursor > len(self._rows) - 100
+        if near_end and self._limit is not None and len(self._rows) >= self._limit:
+            self._limit *= 4
+        self.app.ask_now()
+
+    # --------------------------------------------------------------- inner
+
+    @property
+    def _has_preview(self) -> bool:
+        return self.has_class("wide") or self.has_class("below")
+
+    def _place_preview(self) -> bool:
+        """Below a list that leaves most of a high screen empty; True where that is new."""
+        room = self.size.height - len(self._rows) - 4
+        is_below = bool(self._rows) and not self.has_class("wide") and self.size.height >= HIGH and room >= LEAST_BELOW
+        is_new = is_below and not self.has_class("below")
+        self.set_class(is_below, "below")
+        self._table.styles.height = len(self._rows) + 2 if is_below else "1fr"
+        return is_new
+
+    def _judge(self, text: str) -> None:
+        """What is wrong with the filter stands above it, whole."""
+        self._filter_fault = filter_fault(text, self.app.clock())
+        lines = wrapped(self._filter_fault, max(20, self.size.width - 3), "bad")
+        self._fault.set_class(bool(lines), "open")
+        self._fault.styles.height = len(lines)
+        self._fault.show(lambda _width, _height: lines)
+
+    @property
+    def _is_by_trouble(self) -> bool:
+        return not SORTS[self._sort][1]
+
+    def _sorted(self, snapshot: Snapshot) -> Sequence[RunRow]:
+        if not self._is_by_trouble:
+            return snapshot.runs
+        none = RunNumbers()
+        return sorted(
+            snapshot.runs, key=lambda run: -trouble(run, snapshot.numbers.get(run.id, none), snapshot.at_s)[0]
+        )
+
+    def _empty_words(self) -> str:
+        if self._where:
+            return "No run passes the filter. Escape clears it."
+        return NO_RUNS
+
+
+def filter_fault(text: str, now_s: float) -> str:
+    """Why the filter cannot be read, in one line; empty when it can."""
+    try:
+        compile_filter(text, now_s=now_s)
+    except DraftyardError as error:
+        return str(error).splitlines()[0]
+    return ""

@@ -1,0 +1,198 @@
+"""The lines of the list of runs: which columns there are and what stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.actions.history import MEMORY_REASONS
+from orchestrator.store.rows import RunRow, State
+from tui.canvas import spark
+from tui.pace import TRAINING
+from tui.pieces import Piece, memory_meaning, meter
+from tui.snapshot import RunNumbers
+from tui.table import Column
+from tui.wording import age, duration, percent, rate, short_count, short_value, state_letter, state_word
+
+VALUE_WIDTH = 7
+
+# At 80 columns there is room for what tells two runs apart and whether one learns; the rest comes with the width.
+COLUMNS = (
+    Column("", 2),
+    Column("run", 0, least=14),
+    Column("id", 8, rank=1),
+    Column("state", 11),
+    Column("host", 7, rank=5),
+    Column("step", 11, right=True),
+    Column("ends in", 7, right=True),
+    Column("tok/s", 6, right=True, rank=7),
+    Column("memory", 7, rank=3),
+    Column("accept", 6, right=True, rank=4),
+    Column("loss", VALUE_WIDTH, right=True),
+    Column("curve", 8, rank=2),
+    Column("age", 4, right=True, rank=6),
+)
+
+# The same list when it is sorted by how badly off runs are.
+TROUBLE_COLUMNS = (
+    Column("", 2),
+    Column("run", 24),
+    Column("id", 8, rank=2),
+    Column("host", 7, rank=1),
+    Column("what is wrong", 0, least=20),
+    Column("age", 4, right=True),
+)
+
+# Why a run failed, in the cells of its state.
+_SHORT_REASONS = {
+    "gpu_oom": "gpu OOM",
+    "host_oom": "RAM OOM",
+    "cgroup_oom": "box OOM",
+    "nonfinite": "NaN",
+    "gpu_fault": "gpu fault",
+    "unmarked_exit": "no word",
+    "missing_dependency": "missing",
+    "start_timeout": "no start",
+    "max_duration": "time is up",
+}
+
+_NEVER = "never started: "  # as the launch says it
+_KEY_CHANGED = "HOST KEY HAS CHANGED"  # as SSH says it: nothing can be reached until somebody has looked
+STALE_S = 300.0  # a live run that has said nothing for this long is in trouble
+
+
+def run_cells(run: RunRow, numbers: RunNumbers, now_s: float, *, ascii_only: bool) -> list[Sequence[Piece]]:
+    """One sequence of pieces a column, in the order of COLUMNS."""
+    letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
+    is_live = not run.state.is_final
+    tokens = numbers.latest.get("block_tokens_per_s", numbers.latest.get("context_tokens_per_s"))
+    quiet = "text" if is_live else "muted"
+    loss = numbers.latest.get("loss")
+    return [
+        [letter],
+        name_pieces(run),
+        [(run.id[:8], "faint")],
+        [(state_text(run, numbers.cause), letter[1])],
+        [(run.host, quiet)],
+        _step(run),
+        _ends_in(numbers) if is_live else [],
+        [(rate(tokens), quiet if tokens is not None else "faint")],
+        _memory(numbers, ascii_only=ascii_only) if is_live else [],
+        [(f"{numbers.acceptance:.2f}", "good")] if numbers.acceptance is not None else [],
+        [(short_value(loss, VALUE_WIDTH), "bad" if loss != loss else quiet)] if loss is not None else [],
+        [(spark(numbers.spark, ascii=ascii_only), "live" if is_live else "faint")],
+        [(age(now_s - (run.ended_s or run.started_s or run.created_s)), "muted")],
+    ]
+
+
+def trouble_cells(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Sequence[Piece]]:
+    """One sequence of pieces a column, in the order of TROUBLE_COLUMNS."""
+    letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
+    badness, why = trouble(run, numbers, now_s)
+    return [
+        [letter],
+        name_pieces(run),
+        [(run.id[:8], "faint")],
+        [(run.host, "text")],
+        [(why, "warn" if badness >= 3 else "bad" if badness else "muted")] if why else [("nothing", "faint")],
+        [(age(now_s - (run.ended_s or run.started_s or run.created_s)), "muted")],
+    ]
+
+
+def name_pieces(run: RunRow) -> list[Piece]:
+    """recipe/branch; other kinds of jobs say which they are."""
+    kind: list[Piece] = [] if run.kind == "train" else [(f"{run.kind} ", "muted")]
+    is_live = not run.state.is_final
+    return [*kind, (run.recipe, "strong" if is_live else "text"), ("/", "faint"), (run.branch, "text")]
+
+
+def state_text(run: RunRow, cause: str = "") -> str:
+    """The state; of a running job that does not train its stage, of a failed one the reason; unreachable comes first."""
+    if run.unreachable_since_s is not None and not run.state.is_final:
+        return "key changed" if _KEY_CHANGED in cause.upper() else "unreachable"
+    if never_started(run):
+        return "not started"
+    if run.state is State.RUNNING and run.stage and run.stage not in TRAINING:
+        return run.stage.replace("_", " ")
+    if run.state is State.FAILED and run.reason:
+        kind, _, number = run.reason.partition(":")
+        return f"{kind} {number}" if number else _SHORT_REASONS.get(kind, kind.replace("_", " "))
+    return state_word(run.state)
+
+
+def never_started(run: RunRow) -> bool:
+    """A launch that was refused, or found no host: there was no job that could have died."""
+    return run.state is State.FAILED and run.started_s is None and run.attempt <= 1  # a resume has no start yet
+
+
+def trouble(run: RunRow, numbers: RunNumbers, now_s: float) -> tuple[int, str]:
+    """How badly off a run is (0: not at all) and why; live runs that can still be saved come first.
+
+    One that never started has lost nothing: why is said, but nothing lives that could be worse off.
+    """
+    if not run.state.is_final:
+        if run.unreachable_since_s is not None:
+            why = f": {numbers.cause.splitlines()[0]}" if numbers.cause else ""
+            return 6, f"host unreachable for {duration(now_s - run.unreachable_since_s)}{why}"
+        if run.last_event_s is not None and now_s - run.last_event_s > STALE_S:
+            return 5, f"silent for {duration(now_s - run.last_event_s)}"
+        if numbers.num_bad:
+            return 4, f"loss was NaN {numbers.num_bad} times"
+        fraction = memory_fraction(numbers)
+        return (3, f"memory {percent(fraction)} full") if fraction is not None and fraction >= 0.95 else (0, "")
+    if run.state is State.LOST:
+        return 2, f"lost: {run.evidence}"
+    if run.state is State.FAILED:
+        return _failure(run, numbers)
+    return 0, ""
+
+
+def _failure(run: RunRow, numbers: RunNumbers) -> tuple[int, str]:
+    """The known cause, else the reason."""
+    if never_started(run):
+        told = run.evidence.removeprefix(_NEVER) or _reason_words(run.reason or "failed")
+        return 0, f"{_NEVER}{told}"
+    cause = " ".join(numbers.cause.split())
+    if run.reason in MEMORY_REASONS:
+        return 1, f"out of memory: {cause}" if cause else "out of memory"
+    return 1, cause or _reason_words(run.reason or "failed")
+
+
+def _reason_words(reason: str) -> str:
+    """Why a run failed, where there is room for it: `exit:2` is exit 2."""
+    kind, _, number = reason.partition(":")
+    words = {"nonfinite": "a value became NaN or Inf", "unmarked_exit": "ended without a word"}
+    return f"{kind} {number}" if number else words.get(kind, kind.replace("_", " "))
+
+
+def memory_fraction(numbers: RunNumbers) -> float | None:
+    """Of the fullest GPU."""
+    shares = [
+        sample.used_bytes / sample.total_bytes
+        for sample in numbers.gpus
+        if sample.used_bytes is not None and sample.total_bytes
+    ]
+    return max(shares, default=None)
+
+
+def _step(run: RunRow) -> list[Piece]:
+    if run.step is None:
+        return [("–", "faint")]
+    total: list[Piece] = [] if run.num_steps is None else [("/" + short_count(run.num_steps), "faint")]
+    return [(short_count(run.step), "text"), *total]
+
+
+def _ends_in(numbers: RunNumbers) -> list[Piece]:
+    """The time left; after the last step how far the stage is."""
+    if numbers.eta_s is not None:
+        return [(duration(numbers.eta_s), "strong")]
+    if numbers.stage_share is not None:
+        return [(percent(numbers.stage_share), "text")]
+    return [("–", "faint")]
+
+
+def _memory(numbers: RunNumbers, *, ascii_only: bool) -> list[Piece]:
+    fraction = memory_fraction(numbers)
+    if fraction is None:
+        return [("–", "faint")]
+    meaning = memory_meaning(fraction)
+    return [*meter(fraction, 3, meaning, ascii_only=ascii_only), (f"{percent(fraction):>4}", meaning)]

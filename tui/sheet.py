@@ -1,0 +1,77 @@
+"""A pane of lines: drawn by a function of its size, scrolled when longer, redrawn where it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from tui.pieces import BLANK, Line, to_strip
+from tui.theme import INKS
+
+Draw = Callable[[int, int], Sequence[Line]]  # width, height -> lines
+
+
+def _nothing(_width: int, _height: int) -> Sequence[Line]:
+    return ()
+
+
+class Sheet(ScrollView):
+    """Shows what `draw` returns; only lines that differ from the screen are painted again."""
+
+    DEFAULT_CSS = """
+    Sheet { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden; overflow-y: auto; }
+    Sheet.scrolls { scrollbar-gutter: stable; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "scroll_down", "Down", show=False, id="sheet.down"),
+        Binding("up,k", "scroll_up", "Up", show=False, id="sheet.up"),
+        Binding("pagedown,ctrl+d,space", "page_down", "Page down", show=False, id="sheet.page_down"),
+        Binding("pageup,ctrl+u", "page_up", "Page up", show=False, id="sheet.page_up"),
+        Binding("home,g", "scroll_home", "Top", show=False, id="sheet.top"),
+        Binding("end,G", "scroll_end", "End", show=False, id="sheet.end"),
+    ]
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None, can_focus: bool = False) -> None:
+        super().__init__(id=id, classes=classes)
+        self.can_focus = can_focus
+        self._draw: Draw = _nothing
+        self.lines: Sequence[Line] = ()
+
+    def show(self, draw: Draw) -> None:
+        """Draws with this function from now on, at once and at every new size."""
+        self._draw = draw
+        self.redraw()
+
+    def redraw(self) -> None:
+        before = self.lines
+        width, height = self.scrollable_content_region.size
+        if not width:
+            return
+        self.lines = self._draw(width, height)
+        size = Size(width, len(self.lines))
+        if size != self.virtual_size:
+            self.virtual_size = size
+        top = self.scroll_offset.y
+        for y in range(height):
+            row = y + top
+            old = before[row] if row < len(before) else BLANK
+            new = self.lines[row] if row < len(self.lines) else BLANK
+            if old != new:
+                self.refresh(Region(0, y, width, 1))
+
+    def on_resize(self, _: events.Resize) -> None:
+        self.lines = ()
+        self.redraw()
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        row = y + self.scroll_offset.y
+        line = self.lines[row] if row < len(self.lines) else BLANK
+        width = self.scrollable_content_region.width
+        return to_strip(line, width, INKS[self.app.theme], base=self.rich_style)

@@ -1,0 +1,340 @@
+"""What the screens show: one frozen Snapshot per reading of the store, and the one function that reads.
+
+A screen says what it wants with an Ask; `Room.read` answers with a Snapshot, or with None when
+neither the store, nor a log, nor the Ask has changed since the last one. It runs in the reading
+thread; nothing else in this folder reads. Numbers of runs that cannot change are kept between
+readings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.actions import history
+from orchestrator.actions.places import Places
+from orchestrator.actions.rungs import required_names
+from orchestrator.actions.throughput import recent_mean
+from orchestrator.errors import RunNotFound
+from orchestrator.store.acceptance import decoded_acceptance
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import (
+    Document,
+    EvidenceRow,
+    GpuSampleRow,
+    HostRow,
+    IntentRow,
+    RunRow,
+    SeriesRow,
+    State,
+)
+from tui.answers import Answers, answers_of
+from tui.curve import thin
+from tui.detail import (
+    EVENT_LIMIT,
+    RunDetail,
+    own_samples,
+    read_against,
+    read_detail,
+    read_document,
+    sample_of,
+    stage_progress,
+)
+from tui.log_page import LogAsk, LogPage, read_log
+from tui.pace import TRAINING, eta_of
+
+LIST_METRICS = ("loss", "block_tokens_per_s", "context_tokens_per_s", "step_s", "peak_reserved_bytes")
+SPARK_POINTS = 16  # two a cell
+LIST_LIMIT = 500
+BUSY_TIMEOUT_S = 0.25  # a busy database is told on the screen, not waited for
+
+
+@dataclass(frozen=True)
+class CurvesAsk:
+    """Which metrics of a run, in how fine a grain."""
+
+    names: tuple[str, ...] = ()  # empty: the first of all
+    first: int = 0  # of all metrics, when no names are given
+    count: int = 0
+    search: str = ""
+    buckets: int = 160
+    window: tuple[int, int] | None = None  # steps
+    baseline: str | None = None  # another run's id
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a screen wants read."""
+
+    where: str = ""  # a filter of `ls`
+    kind: str | None = "train"
+    sort: str = "created"
+    limit: int | None = LIST_LIMIT
+    in_sight: tuple[int, int] = (0, 60)  # rows of the list whose numbers are needed
+    wants_list: bool = True
+    run: str | None = None  # a run's id or selector: everything about it
+    curves: CurvesAsk = CurvesAsk()
+    log: LogAsk | None = None
+    compared: tuple[str, ...] = ()  # run ids
+    wants_hosts: bool = False
+    wants_evidence: bool = False
+    wants_against: bool = False  # the run's speed beside a baseline's
+    baseline: str | None = None  # the one that is marked; else the one that `show` takes
+    wants_answers: bool = False  # of the recipe about the run: origins, what would fit
+
+
+@dataclass(frozen=True)
+class RunNumbers:
+    """What a list shows of a run beyond its row."""
+
+    latest: Mapping[str, float] = field(default_factory=dict)
+    spark: tuple[float | None, ...] = ()
+    gpus: tuple[GpuSampleRow, ...] = ()  # newest sample of each of its own
+    cause: str = ""  # of a failed run, in the words of its first cause; of an unreachable one, in those of its host
+    num_bad: int = 0  # NaN values of the loss
+    eta_s: float | None = None  # of a live run that has steps left, from its newest steps
+    stage_share: float | None = None  # 0..1 of its stage, of a live run that has none left
+    acceptance: float | None = None  # tokens a round, really decoded in a chain
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    ask: Ask
+    at_s: float
+    runs: tuple[RunRow, ...] = ()
+    num_runs: int = 0  # that pass the filter, also those beyond the limit
+    num_live: int = 0
+    numbers: Mapping[str, RunNumbers] = field(default_factory=dict)
+    detail: RunDetail | None = None
+    compared: tuple[RunDetail, ...] = ()
+    log: LogPage | None = None
+    hosts: tuple[HostRow, ...] = ()
+    promised: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # host -> GPU (UUID or index) -> live run
+    sampled: Mapping[str, Mapping[int, GpuSampleRow]] = field(default_factory=dict)  # host -> newest of every GPU
+    live: tuple[RunRow, ...] = ()  # of every kind
+    wishes: tuple[IntentRow, ...] = ()  # still open, of every run
+    evidence: tuple[EvidenceRow, ...] = ()
+    plans: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # recipe/branch@host -> plan of what was tested
+    wanted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # likewise -> rungs that a launch wants passed
+    is_followed: bool = True
+
+
+class Room:
+    """The reading thread's own: a Reader, and what was read before."""
+
+    def __init__(self, db_path: Path, places: Places | None = None) -> None:
+        self._path, self._places = db_path, places
+        self._reader: Reader | None = None
+        self._seen: tuple[object, ...] = ()
+        self._numbers: dict[str, tuple[tuple[object, ...], RunNumbers]] = {}
+        self._plans: dict[str, Mapping[str, Any]] = {}  # of smoke runs
+        self._wanted: dict[str, tuple[str, ...]] = {}  # likewise
+        self._answers: tuple[tuple[object, ...], Answers] = ((), Answers())
+
+    def read(self, ask: Ask, at_s: float) -> Snapshot | None:
+        """The newest snapshot, or None when it would equal the last one but for the clock.
+
+        Raises FilterError, RunNotFound and StoreError.
+        """
+        reader = self.reader
+        is_followed = self._places is None or history.is_followed(self._places)
+        seen = (ask, reader.data_version(), _log_size(reader, ask), is_followed)
+        if seen == self._seen:
+            return None
+        snapshot = dataclasses.replace(self._read(reader, ask, at_s), is_followed=is_followed)
+        self._seen = seen
+        return snapshot
+
+    @property
+    def reader(self) -> Reader:
+        """Opened when first needed, in the thread that reads."""
+        if self._reader is None:
+            self._reader = (
+                Reader(self._path, busy_timeout_s=BUSY_TIMEOUT_S)
+                if self._places is None
+                else history.open_reader(self._places, busy_timeout_s=BUSY_TIMEOUT_S)
+            )
+        return self._reader
+
+    def forget(self) -> None:
+        """The next reading answers whatever has been seen."""
+        self._seen = ()
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _read(self, reader: Reader, ask: Ask, at_s: float) -> Snapshot:
+        live = tuple(reader.live_runs())
+        snapshot = Snapshot(ask=ask, at_s=at_s, live=live, wishes=tuple(reader.intents()), num_live=len(live))
+        if ask.wants_list:
+            snapshot = self._with_list(reader, snapshot)
+        chosen = _chosen(reader, ask)
+        if chosen is not None:
+            detail = read_detail(reader, chosen, ask.curves)
+            if ask.wants_answers:
+                detail = dataclasses.replace(detail, answers=self._answers_of(detail))
+            if ask.wants_against:
+                detail = dataclasses.replace(detail, against=read_against(reader, detail.run, ask.baseline))
+            log = None if ask.log is None else read_log(reader, detail.run, ask.log)
+            snapshot = dataclasses.replace(snapshot, detail=detail, log=log)
+        if ask.compared:
+            details = tuple(read_detail(reader, reader.run(run_id), ask.curves) for run_id in ask.compared)
+            snapshot = dataclasses.replace(snapshot, compared=details)
+        if ask.wants_hosts:
+            numbers = {run.id: self._of_run(reader, run) for run in live}
+            snapshot = dataclasses.replace(
+                snapshot,
+                hosts=tuple(reader.hosts()),
+                numbers={**snapshot.numbers, **numbers},
+                promised=_promised(reader, live),
+                sampled=_sampled(reader, live),
+            )
+        if ask.wants_evidence:
+            evidence = tuple(reader.evidence())
+            newest = {f"{item.recipe}/{item.branch}@{item.host}": item.run_id for item in reversed(evidence)}
+            newest |= {f"{run.recipe}/{run.branch}@{run.host}": run.id for run in live if run.kind == "smoke"}
+            plans, wanted = self._tested(reader, newest)
+            snapshot = dataclasses.replace(snapshot, evidence=evidence, plans=plans, wanted=wanted)
+        return snapshot
+
+    def _answers_of(self, detail: RunDetail) -> Answers:
+        """From memory until the run begins another attempt, ends, or is read anew."""
+        run = detail.run
+        key = (run.id, run.attempt, run.state, run.reason)
+        if self._answers[0] != key:
+            self._answers = (key, answers_of(self._places, detail))
+        return self._answers[1]
+
+    def _tested(
+        self, reader: Reader, newest: Mapping[str, str]
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, tuple[str, ...]]]:
+        """Plan and wanted rungs of the newest smoke run by branch and host; read once, as they never change."""
+        for run_id in set(newest.values()) - self._plans.keys():
+            self._plans[run_id] = read_document(reader, run_id, Document.PLAN) or {}
+            self._wanted[run_id] = required_names(read_document(reader, run_id, Document.SPEC) or {})
+        plans = {key: self._plans[run_id] for key, run_id in newest.items()}
+        return plans, {key: self._wanted[run_id] for key, run_id in newest.items()}
+
+    def _with_list(self, reader: Reader, snapshot: Snapshot) -> Snapshot:
+        ask = snapshot.ask
+        found = reader.runs(ask.where, kind=ask.kind, sort=ask.sort, limit=ask.limit)
+        if ask.sort == "created":
+            found.sort(key=lambda run: run.state.is_final)  # live first; the sort is stable
+        is_cut = len(found) == ask.limit
+        num_runs = reader.count_runs(ask.where, kind=ask.kind) if is_cut else len(found)
+        first, count = ask.in_sight
+        numbers = self._numbers_of(reader, found[max(0, first) : first + count])
+        return dataclasses.replace(
+            snapshot, runs=tuple(found), num_runs=num_runs, numbers={**snapshot.numbers, **numbers}
+        )
+
+    def _numbers_of(self, reader: Reader, runs: Sequence[RunRow]) -> dict[str, RunNumbers]:
+        """From memory where nothing was reported since; one query for the rest, a curve each."""
+        stale = [run for run in runs if self._numbers.get(run.id, ((), None))[0] != _stamp(run)]
+        latest = reader.latest([run.id for run in stale], LIST_METRICS) if stale else {}
+        live = [run for run in stale if not run.state.is_final]
+        gpus = reader.latest_gpu([run.id for run in live]) if live else {}
+        promised = _promised(reader, live)
+        for run in stale:
+            own = [gpu for gpu, owner in promised.get(run.host, {}).items() if owner == run.id]
+            numbers = _numbers(reader, run, latest[run.id], own_samples(gpus.get(run.id, ()), own))
+            self._numbers[run.id] = (_stamp(run), numbers)
+        # An evaluation is another run's doing, so it is read anew: one query for all.
+        accepted = decoded_acceptance(reader, [run.id for run in runs])
+        are_cut_off = any(run.unreachable_since_s is not None for run in runs)
+        errors = {host.name: host.error or "" for host in reader.hosts()} if are_cut_off else {}
+        return {run.id: self._completed(run, accepted.get(run.id), errors) for run in runs}
+
+    def _completed(self, run: RunRow, acceptance: float | None, errors: Mapping[str, str]) -> RunNumbers:
+        """With what others say of it: an evaluation, and the host that is not reached."""
+        _, numbers = self._numbers[run.id]
+        if run.unreachable_since_s is not None and not run.state.is_final:
+            numbers = dataclasses.replace(numbers, cause=errors.get(run.host, ""))
+        return dataclasses.replace(numbers, acceptance=acceptance)
+
+    def _of_run(self, reader: Reader, run: RunRow) -> RunNumbers:
+        return self._numbers_of(reader, [run])[run.id]
+
+
+def _chosen(reader: Reader, ask: Ask) -> RunRow | None:
+    """The run asked for. Beside a list it may have been purged meanwhile; alone that is an error."""
+    if ask.run is None:
+        return None
+    try:
+        return reader.run(ask.run)
+    except RunNotFound:
+        if ask.wants_list:
+            return None
+        raise
+
+
+def _stamp(run: RunRow) -> tuple[object, ...]:
+    return (run.attempt, run.step, run.last_event_s, run.state)
+
+
+def _numbers(reader: Reader, run: RunRow, latest: Mapping[str, SeriesRow], gpus: Sequence[GpuSampleRow]) -> RunNumbers:
+    loss = latest.get("loss")
+    points = [] if loss is None else reader.curve(run.id, "loss", buckets=SPARK_POINTS * 3, attempt=loss.attempt)
+    return RunNumbers(
+        latest={name: row.last_value for name, row in latest.items()},
+        spark=tuple(thin([sample_of(point) for point in points], SPARK_POINTS)),
+        gpus=tuple(gpus),
+        cause=_cause(reader, run) if run.state is State.FAILED else "",  # it is written before the state
+        num_bad=0 if loss is None else loss.num_nan,
+        eta_s=_eta_s(reader, run) if run.state is State.RUNNING and "step_s" in latest else None,
+        stage_share=_stage_share(reader, run),
+    )
+
+
+def _cause(reader: Reader, run: RunRow) -> str:
+    failures = reader.failures(run.id)
+    return failures[0].message if failures else ""
+
+
+def _promised(reader: Reader, live: Sequence[RunRow]) -> dict[str, dict[str, str]]:
+    return {host: reader.promised_gpus(host) for host in {run.host for run in live}}
+
+
+def _sampled(reader: Reader, live: Sequence[RunRow]) -> dict[str, dict[int, GpuSampleRow]]:
+    """What any of the live runs there saw last of a card, its own or not."""
+    newest: dict[str, dict[int, GpuSampleRow]] = {}
+    samples = reader.latest_gpu([run.id for run in live])
+    found = [(run.host, sample) for run in live for sample in samples.get(run.id, ())]
+    for host, sample in sorted(found, key=lambda item: item[1].at_s):
+        newest.setdefault(host, {})[sample.gpu] = sample
+    return newest
+
+
+def _eta_s(reader: Reader, run: RunRow) -> float | None:
+    """The mean of the newest steps, because one step alone would make the number flicker."""
+    if run.step is None or run.num_steps is None or run.step >= run.num_steps:
+        return None
+    return eta_of(run.num_steps - run.step, recent_mean(reader, run.id, "step_s", attempt=run.attempt))
+
+
+def _stage_share(reader: Reader, run: RunRow) -> float | None:
+    if run.state is not State.RUNNING or run.stage is None or run.stage in TRAINING:
+        return None
+    newest = stage_progress(reader.progress(run.id), reader.events(run.id, limit=EVENT_LIMIT))
+    return newest.done / newest.total if newest is not None and newest.total else None
+
+
+def newest_samples(samples: Sequence[GpuSampleRow]) -> tuple[GpuSampleRow, ...]:
+    newest = {sample.gpu: sample for sample in samples}
+    return tuple(newest[gpu] for gpu in sorted(newest))
+
+
+def _log_size(reader: Reader, ask: Ask) -> tuple[int, ...]:
+    """A log grows by itself, before the store says so."""
+    if ask.log is None or ask.run is None:
+        return ()
+    run = reader.run(ask.run)
+    attempt = ask.log.attempt or run.attempt
+    return tuple(reader.logs.size_bytes(run.id, attempt, stream) for stream in ("stdout", "stderr"))

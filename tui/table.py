@@ -1,0 +1,252 @@
+"""A table that draws only the rows in sight, so that ten thousand rows cost what thirty do.
+
+Columns have fixed widths (one may take the rest); when the screen is narrow the least important
+leave. New rows are compared with what is on the screen, and only lines that changed are drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from orchestrator.actions.log_text import inert
+from tui.theme import INKS, Inks
+from tui.wording import fit
+
+Piece = tuple[str, str]  # text and meaning
+Cells = Sequence[Sequence[Piece]]  # one sequence of pieces a column
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    width: int  # 0: takes what the others leave
+    right: bool = False
+    rank: int = 0  # the highest rank leaves first where there is no room
+    least: int = 16  # of the column that takes the rest
+
+
+class Table(ScrollView, can_focus=True):
+    """Rows by key, a cursor that stays on its key, marks beside it."""
+
+    DEFAULT_CSS = """
+    Table { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden; scrollbar-gutter: stable; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "Down", show=False, id="table.down"),
+        Binding("up,k", "move(-1)", "Up", show=False, id="table.up"),
+        Binding("pagedown,ctrl+d", "page(1)", "Page down", show=False, id="table.page_down"),
+        Binding("pageup,ctrl+u", "page(-1)", "Page up", show=False, id="table.page_up"),
+        Binding("home,g", "ends(-1)", "First", show=False, id="table.first"),
+        Binding("end,G", "ends(1)", "Last", show=False, id="table.last"),
+        Binding("enter", "open", "open", id="table.open"),
+    ]
+
+    class Moved(Message):
+        def __init__(self, table: Table, key: str | None) -> None:
+            self.table, self.key = table, key
+            super().__init__()
+
+    class Opened(Message):
+        def __init__(self, table: Table, key: str) -> None:
+            self.table, self.key = table, key
+            super().__init__()
+
+    def __init__(self, columns: Sequence[Column], *, empty: str, opens: str = "open", id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._bindings.key_to_bindings["enter"] = [Binding("enter", "open", opens, id="table.open")]
+        self._all_columns, self._empty = tuple(columns), empty
+        self._keys: Sequence[str] = ()
+        self._draw: Callable[[int], Cells] = lambda _: ()
+        self._seen: dict[int, tuple[object, ...]] = {}  # screen line -> what was drawn there
+        self.cursor_key: str | None = None
+        self.cursor = 0
+        self.marks: set[str] = set()
+        self._signed: tuple[str | None, str] = (None, "")  # a key and the letter before it
+
+    @property
+    def _width(self) -> int:
+        """Cells of a row, the scroll bar's place left out."""
+        return self.scrollable_content_region.width
+
+    def set_rows(self, keys: Sequence[str], draw: Callable[[int], Cells], *, empty: str | None = None) -> None:
+        """New rows; the cursor stays on its key, or near its place when the key has gone."""
+        self._keys, self._draw = keys, draw
+        self._empty = self._empty if empty is None else empty
+        if self.cursor_key is not None and not (self.cursor < len(keys) and keys[self.cursor] == self.cursor_key):
+            self.cursor = keys.index(self.cursor_key) if self.cursor_key in keys else self.cursor
+        size = Size(self._width, len(keys) + 1)
+        if self.virtual_size != size:
+            self.virtual_size = size
+        self._place(self.cursor)
+        self._refresh_changed()
+
+    def set_columns(self, columns: Sequence[Column]) -> None:
+        self._all_columns = tuple(columns)
+        self._seen.clear()
+        self.refresh()
+
+    def to_top(self) -> None:
+        """The cursor goes to whatever row comes first from now on."""
+        self.cursor, self.cursor_key = 0, None
+        self.scroll_to(y=0, animate=False, force=True, immediate=True)
+
+    def on_resize(self, _: events.Resize) -> None:
+        self.virtual_size = Size(self._width, len(self._keys) + 1)
+        self._seen.clear()
+        self._scroll_to_cursor()
+
+    def action_move(self, by: int) -> None:
+        self._go(self.cursor + by)
+
+    def action_page(self, direction: int) -> None:
+        self._go(self.cursor + direction * max(1, self.size.height - 2))
+
+    def action_ends(self, direction: int) -> None:
+        self._go(0 if direction < 0 else len(self._keys) - 1)
+
+    def action_open(self) -> None:
+        if self.cursor_key is not None:
+            self.post_message(self.Opened(self, self.cursor_key))
+
+    def sign(self, key: str | None, letter: str) -> None:
+        """The one row of this key bears the letter."""
+        self._signed = (key, letter)
+        self._seen.clear()
+        self.refresh()
+
+    def toggle_mark(self) -> None:
+        """Marks the row under the cursor, or takes its mark away, and goes one down."""
+        if self.cursor_key is None:
+            return
+        self.marks ^= {self.cursor_key}
+        self._seen.clear()
+        self.refresh()
+        self.action_move(1)
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.y - 1 + self.scroll_offset.y
+        if event.y >= 1 and row < len(self._keys):
+            self._go(row)
+            if event.chain == 2:
+                self.action_open()
+
+    def _go(self, index: int) -> None:
+        before = self.cursor_key
+        self._place(index)
+        self._scroll_to_cursor()
+        self._refresh_changed()
+        if self.cursor_key != before:
+            self.post_message(self.Moved(self, self.cursor_key))
+
+    def _place(self, index: int) -> None:
+        self.cursor = max(0, min(index, len(self._keys) - 1))
+        self.cursor_key = self._keys[self.cursor] if self._keys else None
+
+    def _scroll_to_cursor(self) -> None:
+        room = self.size.height - 1
+        if room < 1:
+            return
+        top = self.scroll_offset.y
+        target = min(max(top, self.cursor - room + 1), self.cursor)
+        if target != top:
+            self._seen.clear()
+            self.scroll_to(y=target, animate=False, force=True, immediate=True)
+
+    def _refresh_changed(self) -> None:
+        """Draws again only the lines whose content differs from what is on the screen."""
+        for y in range(self.size.height):
+            if self._seen.get(y) != self._content(y):
+                self.refresh(Region(0, y, self._width, 1))
+
+    def _content(self, y: int) -> tuple[object, ...]:
+        if y == 0:
+            return ("head", self._width)
+        row = y - 1 + self.scroll_offset.y
+        if row >= len(self._keys):
+            return ("blank", len(self._keys), self._empty)
+        key = self._keys[row]
+        cells = tuple(tuple(cell) for cell in self._draw(row))
+        return (key, cells, row == self.cursor, self.has_focus, key in self.marks, self._width)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._seen.clear()
+
+    def on_focus(self) -> None:
+        self._refresh_changed()
+
+    def on_blur(self) -> None:
+        self._refresh_changed()
+
+    def render_line(self, y: int) -> Strip:
+        self._seen[y] = self._content(y)
+        inks, width = INKS[self.app.theme], self._width
+        if y == 0:
+            return self._strip([(_aligned(column.title, column), inks["faint"]) for column in self._columns()], None)
+        row = y - 1 + self.scroll_offset.y
+        if row >= len(self._keys):
+            text = f"   {self._empty}" if not self._keys and y == 2 else ""
+            return Strip([Segment(fit(text, width), inks["muted"])], width).apply_style(self.rich_style)
+        return self._row_strip(row, inks)
+
+    def _row_strip(self, row: int, inks: Inks) -> Strip:
+        key, is_cursor = self._keys[row], row == self.cursor
+        cells = self._draw(row)
+        styled: list[tuple[str, Style]] = []
+        for column, pieces in zip(self._columns(), self._kept(cells), strict=True):
+            styled += _cell(pieces, column, inks)
+        letter = self._signed[1] if key == self._signed[0] else "▌" if is_cursor and self.has_focus else " "
+        mark = ("●" if key in self.marks else letter, inks["accent"])
+        return self._strip(styled, inks["cursor_ground"] if is_cursor else None, mark)
+
+    def _strip(
+        self, pieces: list[tuple[str, Style]], ground: Style | None, mark: tuple[str, Style] | None = None
+    ) -> Strip:
+        segments = [Segment(mark[0], mark[1]) if mark else Segment(" ")]
+        segments += [Segment(text, style) for text, style in pieces]
+        strip = Strip(segments).adjust_cell_length(self._width)
+        return strip.apply_style(self.rich_style + ground if ground else self.rich_style)
+
+    def _columns(self) -> list[Column]:
+        """The columns there is room for, the one that takes the rest with its width."""
+        kept = list(self._all_columns)
+        room = self._width - 1
+        while len(kept) > 1 and sum((column.width or column.least) + 1 for column in kept) > room:
+            kept.remove(max(kept, key=lambda column: column.rank))
+        rest = room - sum(column.width + 1 for column in kept)
+        return [
+            column if column.width else Column(column.title, max(rest, 1), column.right, column.rank) for column in kept
+        ]
+
+    def _kept(self, cells: Cells) -> list[Sequence[Piece]]:
+        titles = {column.title for column in self._columns()}
+        return [cell for column, cell in zip(self._all_columns, cells, strict=True) if column.title in titles]
+
+
+def _aligned(text: str, column: Column) -> str:
+    return fit(inert(text), column.width, right=column.right) + " "
+
+
+def _cell(pieces: Sequence[Piece], column: Column, inks: Inks) -> list[tuple[str, Style]]:
+    """The pieces cut or padded to the column's width; text from outside cannot act on the terminal."""
+    styled, room = [], column.width
+    for text, meaning in pieces:
+        safe = inert(text)
+        if cell_len(safe) > room:
+            safe = fit(safe, room)
+        room -= cell_len(safe)
+        styled.append((safe, inks[meaning]))
+    padding = (" " * room, Style.null())
+    return [padding, *styled, (" ", Style.null())] if column.right else [*styled, padding, (" ", Style.null())]
