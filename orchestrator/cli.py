@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.errors import DraftyardError, GateRefused, NotFinished, RecipeError
-from orchestrator.lazy import lazy
+from orchestrator.lazy import loaded
 from orchestrator.nearest import nearest
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
 from orchestrator.verbs.plain import json_text, shown, with_names_in_line
@@ -80,7 +80,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for verbs in GROUPS.values():
             if cmd_name in verbs:
-                command: click.Command = lazy(f"orchestrator.verbs.{verbs[cmd_name][0]}").VERBS[cmd_name]
+                command: click.Command = loaded(f"orchestrator.verbs.{verbs[cmd_name][0]}").VERBS[cmd_name]
                 return command
         return None
 

@@ -85,6 +85,9 @@ OF_THEIR_OWN = {
 }
 
 
+LOADERS = ("lazy", "loaded")
+
+
 def loaded_by(path: Path) -> Iterator[tuple[int, str]]:
     """Modules of ours that are loaded when it runs: imported anywhere but for types, or named to `lazy`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -93,7 +96,7 @@ def loaded_by(path: Path) -> Iterator[tuple[int, str]]:
     ]
     left_out = {below for node in for_types for statement in node.body for below in ast.walk(statement)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy" and isinstance(node.args[0], ast.Constant):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in LOADERS and isinstance(node.args[0], ast.Constant):
             yield node.lineno, str(node.args[0].value)
         elif isinstance(node, ast.ImportFrom) and node not in left_out:
             assert node.module

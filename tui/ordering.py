@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError, GateRefused, RunNotFound
-from orchestrator.lazy import lazy
+from orchestrator.lazy import loaded
 from orchestrator.store.rows import Document
 from tui.wording import gib
 
@@ -85,7 +85,7 @@ class Standing:
 
 def actions(module: str) -> Any:
     """A group of actions, loaded when first asked."""
-    return lazy(f"orchestrator.actions.{module}")
+    return loaded(f"orchestrator.actions.{module}")
 
 
 def offers(places: Places) -> list[Offer]:
