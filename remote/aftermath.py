@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from remote.probe import HOLDER_FIELDS, query_command, read_holders
-from remote.processes import age_s, command_line, marked, pids, protected
+from remote.processes import age_s, command_line, marked, pids, protected, read_stat
 from remote.sampler import HEALTH_FIELDS, ask
 
 KERNEL_LIMIT_S = 2.0
@@ -146,9 +146,11 @@ class Scope:
 
 
 def left_behind(
-    scope: Scope, holders: list[Holder], *, gpus: list[str], before: str | None, duration_s: float
+    scope: Scope, holders: list[Holder], *, gpus: list[str], before: str | None, since_ticks: int
 ) -> list[dict[str, Any]]:
     """Processes that the job seems to have left and that are not marked as a run's, as a container's are not.
+
+    A holder of a card counts when it was started `since_ticks`, of its own clock: two ages are never read at once.
 
     pid, command (null: outside this container), age_s, gpu (UUID of the card it holds; null: it is in the job's
     control group) and used_bytes.
@@ -161,7 +163,8 @@ def left_behind(
             continue
         holder = _left(pid, uuid, used_bytes)
         # One that cannot be seen may be anybody's: only on a card that was this job's alone is it suspected.
-        is_suspected = uuid in own_cards if holder["age_s"] is None else holder["age_s"] <= duration_s
+        began = read_stat(pid)
+        is_suspected = uuid in own_cards if holder["age_s"] is None or not began else began.start_ticks >= since_ticks
         if is_suspected:
             found.append(holder)
     return found[:MOST_PROCESSES]

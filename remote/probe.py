@@ -336,10 +336,10 @@ def _command(folder: Path) -> str | None:
 
 def _age_s(folder: Path) -> float | None:
     words = (_text(str(folder / "stat")) or "").rpartition(")")[2].split()
-    uptime = (_text("/proc/uptime") or "").split()
-    if len(words) < 20 or not uptime:
+    if len(words) < 20:
         return None
-    return max(0.0, float(uptime[0]) - int(words[19]) / os.sysconf("SC_CLK_TCK"))
+    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)  # /proc/uptime is a container's own, start ticks are not
+    return max(0.0, uptime_s - int(words[19]) / os.sysconf("SC_CLK_TCK"))
 
 
 def _user() -> str:

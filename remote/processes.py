@@ -321,7 +321,8 @@ def _age_s(stat: Stat, uptime_s: float) -> float:
 
 
 def _uptime_s() -> float:
-    return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    """The clock that start ticks are of. /proc/uptime is a container's own (lxcfs), and theirs is the machine's."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def command_line(pid: int) -> str:

@@ -324,13 +324,14 @@ class Supervisor:
 
     def _left(self, *, is_silent: bool) -> list[dict[str, Any]]:
         """Said and kept, never ended: only what carries the run's marker or descends from its job is ours to end."""
-        duration_s = time.monotonic() - self._started
+        own = Identity.of(os.getpid())
+        assert own is not None
         left = left_behind(
             self._scope,
             [] if is_silent else card_holders(),
             gpus=self._job.gpus,
             before=self._sampler.before,
-            duration_s=duration_s,
+            since_ticks=own.start_ticks,
         )
         for process in left:
             what = process["command"] or "outside this container"

@@ -12,7 +12,7 @@ import pytest
 
 from remote import aftermath
 from remote.aftermath import KernelLog, Scope, card_holders, gpu_health, left_behind, of_cards
-from remote.processes import marked
+from remote.processes import marked, read_stat
 from tests.remote.jobs import wait_for
 
 BEFORE = "0, GPU-a, 00000000:17:00.0, 0\n1, GPU-b, 00000000:31:00.0, [N/A]\n"
@@ -188,15 +188,17 @@ def test_who_holds_a_card_and_was_started_while_the_job_ran_is_left_behind(
     programs.prints("nvidia-smi", f"GPU-a, {stranger.pid}, 300\nGPU-a, 1, 20\nGPU-b, 99999999, 4\n")
     nobody = Scope(proc(tmp_path / "proc", {"self": "/"}))
 
+    began = read_stat(stranger.pid).start_ticks  # the very tick: a job and what it starts may share one
+
     def left(gpus: list[str]) -> list[dict[str, Any]]:
-        return left_behind(nobody, card_holders(), gpus=gpus, before=BEFORE, duration_s=60.0)
+        return left_behind(nobody, card_holders(), gpus=gpus, before=BEFORE, since_ticks=began)
 
     (found,) = left([])
     assert (found["pid"], found["command"], found["gpu"]) == (stranger.pid, "sleep 60", "GPU-a")
     assert found["used_bytes"] == 300 * 2**20
     assert [process["pid"] for process in left(["GPU-a"])] == [stranger.pid]
     assert [(process["pid"], process["command"]) for process in left(["1"])] == [(99999999, None)]
-    assert left_behind(nobody, card_holders(), gpus=["GPU-a"], before=BEFORE, duration_s=0.0) == []
+    assert left_behind(nobody, card_holders(), gpus=["GPU-a"], before=BEFORE, since_ticks=began + 1) == []
 
 
 def test_a_process_of_another_run_is_nobodys_rest(programs: Programs, tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_process_of_another_run_is_nobodys_rest(programs: Programs, tmp_path: 
         nobody = Scope(proc(tmp_path / "proc", {"self": "/"}))
         wait_for(lambda: any(process.pid == neighbour.pid for process in marked()))
 
-        found = left_behind(nobody, holders, gpus=[], before=BEFORE, duration_s=60.0)
+        found = left_behind(nobody, holders, gpus=[], before=BEFORE, since_ticks=0)
         neighbour.kill()
 
     assert found == []

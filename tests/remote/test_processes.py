@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,27 @@ def test_a_process_is_found_by_its_marker_with_age_memory_and_command(run_id: st
         assert 0 <= found.age_s < 20
         assert found.rss_bytes > 0
         process.kill()
+
+
+def test_an_age_is_of_the_machines_clock_where_a_container_shows_its_own_uptime(tmp_path: Path) -> None:
+    """lxcfs mounts an uptime that began with the container over /proc/uptime; start ticks stay the machine's."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("mounting over /proc/uptime in a namespace of one's own needs root and unshare")
+    (tmp_path / "uptime").write_text("0.01 0.01\n")
+    look = "import os; from remote import probe, processes; from pathlib import Path; pid = int(os.sys.argv[1])\n"
+    look += "print(processes.age_s(pid), probe._age_s(Path(f'/proc/{pid}')))"
+    inside = f'mount --bind "$1" /proc/uptime && exec {sys.executable} -c "{look}" "$2"'
+    with subprocess.Popen(["sleep", "60"]) as process:
+        began = processes.read_stat(process.pid)
+        while began and time.clock_gettime(time.CLOCK_BOOTTIME) < began.start_ticks / os.sysconf("SC_CLK_TCK") + 0.2:
+            time.sleep(0.01)
+        command = ["unshare", "-m", "sh", "-c", inside, "sh", str(tmp_path / "uptime"), str(process.pid)]
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        process.kill()
+
+    ages = [float(word) for word in told.stdout.split()]
+    assert len(ages) == 2, told.stderr
+    assert min(ages) >= 0.2
 
 
 def test_an_attempt_is_told_from_the_next_one_and_a_run_from_its_neighbour(run_id: str) -> None:

@@ -728,11 +728,12 @@ def test_a_process_that_came_through_a_daemon_is_said_and_left_alone(yard: Yard,
     """It is no child of the job's and carries no mark, as a container's: only the card that it holds tells of it."""
     bin_dir = tmp_path / "bin"
     path = stub(bin_dir, "nvidia-smi", f"cd {bin_dir}{CARD}")
-    wait = f"import os, time\nwhile not os.path.exists({str(bin_dir / 'holder')!r}): time.sleep(0.05)\ntime.sleep(1)"
+    wait = f"import os, time\nwhile not os.path.exists({str(bin_dir / 'go')!r}): time.sleep(0.05)"
     run = yard.place(wait, gpus=["GPU-a"])
     attempt = yard.start(run, PATH=path)
     with subprocess.Popen(["sleep", "60"], env={}) as stranger:
         (bin_dir / "holder").write_text(f"GPU-a, {stranger.pid}, 300\n")
+        (bin_dir / "go").touch()
         ending = yard.end(attempt)
         is_alive = stranger.poll() is None
         stranger.kill()
