@@ -56,9 +56,9 @@ LARGE = DFlashSpec(
     branch="27b",
     entry="dflash",
     target=TargetSpec("random", 5120, 8, 248_320, False, 5_142_000_000, 2, 2),
-    drafter=DrafterSpec(5, 17_408, 32, 8, 128, [1, 2, 3, 4, 5], 32, 3, 1e6, 32_768),
+    drafter=DrafterSpec(5, 17_408, 32, 8, 128, [1, 2, 3, 4, 5], 32, 3, 1e6, 32_768, attention="triton"),
     data=DataSpec("", "", "", row_tokens=8000, max_anchors=1024, anchors_per="row", hidden_states="cached"),
-    train=TrainSpec(num_steps=10_000),
+    train=TrainSpec(num_steps=10_000, kernels="triton"),
     loss=LossSpec({"ce": 1.0, "kl": 0.15}, gamma=10.0),
 )
 SMALL = replace(
@@ -66,6 +66,7 @@ SMALL = replace(
     branch="small",
     target=TargetSpec("random", 48, 8, 260, False, 200_000, 2, 2),
     drafter=DrafterSpec(2, 64, 4, 2, 16, [1, 2, 3, 4, 5], 4, 3, 1e4, 2048),
+    train=TrainSpec(num_steps=10_000),
     data=replace(LARGE.data, row_tokens=96, max_anchors=8),
 )
 
@@ -119,7 +120,7 @@ def transfer(bench: Bench) -> None:
     """Gigabytes a second of whole batches, in decimal units."""
     shape = Shape.of(bench.spec, workbench.choose(bench.spec, bench.device).dtype)
     count, order = WARM_UP + bench.steps, range(WARM_UP + bench.steps)
-    arrived = _through_queue(bench, shape, order, lambda: bench.batch(shape.dtype), lambda _: None)
+    arrived, _ = _through_queue(bench, shape, order, lambda: bench.batch(shape.dtype), lambda _: None)
     if bench.ranks.rank == 0:
         seconds = [one.transfer_s for one in arrived[WARM_UP:count]]
         middle_s = statistics.median(seconds)
@@ -157,10 +158,10 @@ def queued(bench: Bench, alone_s: float | None) -> None:
             torch.cuda.synchronize(bench.device)
         starts.append(time.perf_counter())
 
-    arrived = _through_queue(bench, shape, order, lambda: text, train)[WARM_UP:]
+    arrived, waits_s = (all_of[WARM_UP:] for all_of in _through_queue(bench, shape, order, lambda: text, train))
     step_s = (starts[-1] - starts[WARM_UP - 1]) / bench.steps
     assert alone_s is not None
-    moved_s = statistics.median(one.transfer_s for one in arrived)
+    moved_s, waited_s = statistics.median(one.transfer_s for one in arrived), statistics.median(waits_s)
     target_pace = Pace(
         *(statistics.mean(values) for values in zip(*((a.pace.busy_s, a.pace.wait_s) for a in arrived), strict=True))
     )
@@ -170,7 +171,8 @@ def queued(bench: Bench, alone_s: float | None) -> None:
         **_speed(step_s, [_assembled(bench, own, text)]),
         share_of_alone=alone_s / step_s,
         transfer_ms=moved_s * 1000,
-        transfer_hidden_share=min(1.0, max(0.0, 1 - (step_s - alone_s) / moved_s)),
+        drafter_wait_ms=waited_s * 1000,
+        transfer_hidden_share=max(0.0, 1 - waited_s / moved_s),
         target_busy_ms=target_pace.busy_s * 1000,
         told=told.replace(f"queue {QUEUE}/{QUEUE}; ", ""),
     )
@@ -189,10 +191,10 @@ def shared(bench: Bench, alone_s: float | None) -> None:
 
 def _through_queue(
     bench: Bench, shape: Shape, order: range, make: Callable[[], Batch], use: Callable[[Arrived], None]
-) -> list[Arrived]:
-    """Rank 1 makes and sends, rank 0 takes and uses; what arrived, without its tensors."""
+) -> tuple[list[Arrived], list[float]]:
+    """Rank 1 makes and sends, rank 0 takes and uses; what arrived, without its tensors, and how long each was waited for."""
     bench.together()
-    arrived = []
+    arrived, waits_s = list[Arrived](), list[float]()
     if bench.ranks.rank == 1:
         outbox = Outbox(PAIR, shape)
         for number in order:
@@ -202,12 +204,14 @@ def _through_queue(
     else:
         inbox = Inbox(PAIR, shape, order, bench.device)
         for _ in order:
+            asked_s = time.perf_counter()
             one = inbox.take()
+            waits_s.append(time.perf_counter() - asked_s)
             use(one)
             arrived.append(replace(one, states=HiddenStates(torch.empty(0), torch.empty(0))))
         inbox.finish()
     bench.together()
-    return arrived
+    return arrived, waits_s
 
 
 def _assembled(bench: Bench, own: Workbench, batch: Batch) -> MicroBatch:
@@ -275,16 +279,16 @@ def measure(bench: Bench) -> None:
     """Every part that there is time for."""
     is_large = bench.spec is LARGE
     alone_s: float | None = None
-    if bench.has_time("transfer", 20 if is_large else 0):
+    if bench.has_time("transfer", 15 if is_large else 0):
         with _cleared(bench):
             transfer(bench)
-    if bench.has_time("alone", 60 if is_large else 0):
+    if bench.has_time("alone", 30 if is_large else 0):
         with _cleared(bench):
             alone_s = alone(bench)
-        if bench.has_time("queued", 90 if is_large else 0):
+        if bench.has_time("queued", 60 if is_large else 0):
             with _cleared(bench):
                 queued(bench, alone_s)
-        if bench.has_time("shared", 60 if is_large else 0):
+        if bench.has_time("shared", 30 if is_large else 0):
             with _cleared(bench):
                 shared(bench, alone_s)
 
