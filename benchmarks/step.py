@@ -6,7 +6,8 @@ Needs `remote/`, `benchmarks/`, torch and, for the kernels, Triton. Every varian
 shape against the plain path in float64; then each case is timed by each variant: forward, backward and the update of fp32
 masters with fp32 moments, anchors drawn anew every step. After every row `step.json`, `step.md` and `step.svg` are
 written anew, so that a run that is cut keeps what it has. Exit status 1 when a variant computes something else.
-Without a card, or with --small, tiny shapes show that the benchmark works; their numbers claim nothing.
+The fused variant's step is listed kernel by kernel, and every
+step says within which of its parts its memory peaks. Without a card, or with --small, tiny shapes show that the benchmark works; their numbers claim nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from torch.nn import functional as F
 
 from benchmarks.first_user import GatheredAttention, checkpointed_loss
 from benchmarks.least_work import Work, least_work
-from benchmarks.step_page import Row, write
-from benchmarks.step_parts import attention_ms, clock
+from benchmarks.step_page import Row, detail_lines, write
+from benchmarks.step_parts import clock, profiled
 from remote.drafter.attention import Backend
 from remote.drafter.blocks import Blocks, build_blocks, sample_anchors
 from remote.drafter.blocks import Row as PackedRow
@@ -39,6 +40,7 @@ from remote.drafter.optim import DrafterOptimizer
 from remote.spec import DrafterSpec, LossSpec, OptimSpec, TargetSpec
 
 GIB = 1024**3
+PARTS = ("forward", "head and loss", "backward", "optimizer")
 KL, GAMMA = 0.15, 10.0
 CEILING_SIZE = {"cuda": 8192, "cpu": 256}  # of the square product whose rate is the ceiling
 CHECK_TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of the worst tensor's gradient
@@ -241,14 +243,16 @@ def measure(case: Case, variant: Variant, shape: Shape, device: torch.device, ra
         marks("step")
     step_ms = statistics.median(marks.milliseconds("step"))
     peak_gib = torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
-    marks = clock(device)
+    marks = clock(device, with_peaks=True)
     marks("start")
     bench.step(30, marks)
-    parts = {part: marks.milliseconds(part)[0] for part in ("forward", "head and loss", "backward", "optimizer")}
+    parts = {part: marks.milliseconds(part)[0] for part in PARTS}
+    profile = profiled(lambda: bench.step(40), device)
     num_tokens = case.num_anchors * case.block_size
     return Row(
         case.name, variant.name, step_ms, first_step_s, num_tokens / step_ms, sum(case.lengths) / step_ms, peak_gib,
-        bench.work(), rate, parts, attention_ms(lambda: bench.step(40), device),
+        bench.work(), rate, parts, profile.attention_ms, {part: marks.peaks[part] for part in PARTS if part in marks.peaks},
+        *((profile.kernels, profile.products) if variant is FUSED else ()),
     )  # fmt: skip
 
 
@@ -273,6 +277,8 @@ def main(arguments: Sequence[str]) -> int:
         except Exception as error:  # noqa: BLE001 - one variant that breaks must not cost the rows of the others
             rows.append(Row(case.name, variant.name, failure=_in_a_line(error)))
         print(rows[-1].line(), flush=True)
+        if case is cases[0] and rows[-1].kernels:
+            print("\n".join(detail_lines(rows[-1])), flush=True)
         write(options.out, header, rows, baseline=FIRST_USER.name)
     return 1 if num_wrong else 0
 

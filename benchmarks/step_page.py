@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from benchmarks.least_work import Work
+from benchmarks.step_parts import Peak, Timed
 
 BAR, LEFT, WIDTH = 18, 330, 900  # pixels
 
@@ -28,6 +29,9 @@ class Row:
     rate: float = 0.0  # operations a second, the ceiling
     parts_ms: dict[str, float] | None = None
     attention_ms: float | None = None
+    peaks: dict[str, Peak] | None = None  # by part
+    kernels: tuple[Timed, ...] = ()
+    products: tuple[Timed, ...] = ()
     failure: str = ""
 
     @property
@@ -85,7 +89,37 @@ def _page(header: str, rows: Sequence[Row], baseline: str) -> str:
             f"| {row.case} | {row.variant} | {part} | {taken:.1f} | {taken / total:.0%} | {least:.1f} | {taken - least:.1f} |"
             for part, (taken, least) in parts.items()
         ]
+    lines += _peak_table(rows)
+    for row in (row for row in rows if row.kernels):
+        lines += [
+            "",
+            f"{row.case}, {row.variant}: one step kernel by kernel, then its products by shape.",
+            "",
+            *detail_lines(row),
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _peak_table(rows: Sequence[Row]) -> list[str]:
+    """Where memory peaks: allocated within each part, and left when it ends."""
+    lines = ["", "| case | variant | part | highest GiB | left GiB |", "|---|---|---|---|---|"]
+    for row in (row for row in rows if row.peaks):
+        assert row.peaks is not None
+        lines += [
+            f"| {row.case} | {row.variant} | {part} | {peak.highest:.2f} | {peak.left:.2f} |"
+            for part, peak in row.peaks.items()
+        ]
+    return lines if len(lines) > 3 else []
+
+
+def detail_lines(row: Row) -> list[str]:
+    """The longest kernels of one step and its products, as two tables."""
+    lines = ["| kernel | calls | ms |", "|---|---|---|"]
+    lines += [f"| `{each.name}` | {each.calls} | {each.ms:.2f} |" for each in row.kernels]
+    lines += ["", "| product | calls | ms | TFLOP/s |", "|---|---|---|---|"]
+    return lines + [
+        f"| {each.name} | {each.calls} | {each.ms:.2f} | {each.tflop_s or 0:.0f} |" for each in row.products
+    ]
 
 
 def _table_line(row: Row, baseline_ms: float | None) -> str:

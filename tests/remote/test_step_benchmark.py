@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import step
 from benchmarks.least_work import least_work
+from benchmarks.step_parts import clock, profiled
+from tests.remote.cuda import CPU, CUDA, needs_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_SIDE = (
@@ -41,6 +44,42 @@ def test_least_work_of_ddtree_is_what_was_counted() -> None:
     assert {part: getattr(work, part) / 1e12 for part in PARTS} == pytest.approx(PARTS, rel=0.01)
 
 
+def test_a_profile_counts_products_by_shape() -> None:
+    left, right = torch.randn(40, 50), torch.randn(50, 60)
+
+    profile = profiled(lambda: [left @ right for _ in range(3)], CPU)
+
+    product = next(each for each in profile.products if each.name == "mm 40×50 50×60")
+    assert product.calls == 3
+    assert product.tflop_s == pytest.approx(3 * 2 * 40 * 50 * 60 / product.ms / 1e9)
+    assert [each.ms for each in profile.kernels] == sorted((each.ms for each in profile.kernels), reverse=True)
+    assert any(each.name == "aten::mm" and each.calls == 3 for each in profile.kernels)
+
+
+@needs_cuda
+def test_on_a_card_each_part_has_its_own_peak_and_kernels() -> None:
+    mib = 2**20
+    marks = clock(CUDA, with_peaks=True)
+    kept = []
+    marks("start")
+
+    kept.append(torch.empty(64 * mib, dtype=torch.uint8, device=CUDA))
+    del kept[:]
+    marks("first")
+    kept.append(torch.empty(32 * mib, dtype=torch.uint8, device=CUDA))
+    marks("second")
+    square = torch.ones(1024, 1024, device=CUDA)
+    profile = profiled(lambda: [square @ square for _ in range(3)], CUDA)
+
+    start, first, second = (marks.peaks[part] for part in ("start", "first", "second"))
+    assert (first.highest - start.left) * 1024 == pytest.approx(64)
+    assert (second.highest - start.left) * 1024 == pytest.approx(32)
+    assert (first.left - start.left, (second.left - start.left) * 1024) == pytest.approx((0, 32))
+    assert sum(each.calls for each in profile.kernels) >= 3
+    assert profile.products[0].name == "mm 1024×1024 1024×1024"
+    assert profile.attention_ms == 0
+
+
 @pytest.mark.slow  # one case by every variant that runs on a CPU, in a process of its own
 def test_a_tiny_run_writes_its_pages_without_the_local_side(tmp_path: Path) -> None:
     code = "import os, runpy, sys\nos.environ['TRITON_INTERPRET'] = '0'\n"
@@ -60,4 +99,8 @@ def test_a_tiny_run_writes_its_pages_without_the_local_side(tmp_path: Path) -> N
     page = (tmp_path / "step.md").read_text()
     assert all(f"| {row['case']} | {row['variant']} |" in page for row in rows)
     assert "to be won" in page
+    assert rows[0]["kernels"]
+    assert all(f"| `{each['name']}` | {each['calls']} |" in page for each in rows[0]["kernels"])
+    assert all(f"| {each['name']} | {each['calls']} |" in page for each in rows[0]["products"])
+    assert not rows[1]["kernels"]  # of the fused variant alone
     assert (tmp_path / "step.svg").read_text().count("<rect") == 2 * len(rows)
