@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from remote.drafter.job import StopWish
 from remote.job import Job
@@ -25,6 +26,7 @@ from tests.remote.jobs import TREE, events, make_job, make_run, tiny_job_spec, w
 from tests.remote.test_train import losses, train
 
 NUM_STEPS = 20
+TOLERANCE = 0.02 if torch.cuda.is_available() else 1e-5  # bf16 on cards, float32 elsewhere
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -103,7 +105,7 @@ def test_ranks_train_to_the_losses_of_one_process(
     ended = launch(tmp_path, spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles))
 
     assert ended.status == 0, ended.output
-    assert losses(ended.run) == pytest.approx(alone, rel=1e-5)
+    assert losses(ended.run) == pytest.approx(alone, rel=TOLERANCE)
     assert [path.name for path in ended.run.root.glob("converted-by-*")] == ["converted-by-0"]
     assert all(ended.final(rank) == "succeeded" for rank in range(roles.target + roles.drafter))
 
@@ -120,7 +122,7 @@ def test_a_rank_whose_rows_teach_nothing_takes_part_with_zero_weight(
         assert ended.status == 0, ended.output
         found[roles.drafter] = losses(ended.run)
 
-    assert found[2] == pytest.approx(found[1], rel=1e-5)
+    assert found[2] == pytest.approx(found[1], rel=TOLERANCE)
 
 
 @pytest.mark.slow  # two processes
@@ -151,7 +153,7 @@ def test_drafters_that_read_from_disk_divide_by_the_sums_of_all_of_them(
             assert ended.status == 0, ended.output
             found[2] = losses(ended.run)
 
-    assert found[2] == pytest.approx(found[1], rel=1e-5)
+    assert found[2] == pytest.approx(found[1], rel=TOLERANCE)
 
 
 @pytest.mark.slow  # two processes
@@ -216,7 +218,7 @@ def test_a_stop_that_one_rank_hears_ends_all_after_the_same_step_and_a_resume_go
     assert second.status == 0, second.output
     assert list(losses(first.run)) == list(range(1, 8))
     assert "dropped" in first.notes(0) + first.notes(1) + first.notes(2)
-    assert losses(first.run) | losses(second.run, attempt=2) == pytest.approx(alone, rel=1e-5)
+    assert losses(first.run) | losses(second.run, attempt=2) == pytest.approx(alone, rel=TOLERANCE)
 
 
 @pytest.mark.slow  # a supervisor, its launcher and two ranks
