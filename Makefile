@@ -66,15 +66,19 @@ $(VENV)/test.ready: $(VENV)/demo.ready
 	@$(PIP) --editable '.[train,plot,dev]'
 	@touch $@
 
-# The tests start a real OpenSSH server; `ip` makes the network namespaces of the several-hosts tests.
+# The tests start a real OpenSSH server; `ip` makes the network namespaces of the several-hosts tests, and busybox is a
+# host that has no other tools.
+SYSTEM_PACKAGES := openssh-server rsync iproute2 busybox
+
 system-packages:
-	@command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] && command -v rsync >/dev/null && command -v ip >/dev/null || { \
-	  echo "installing openssh-server, rsync and iproute2"; \
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; for tool in sshd rsync ip busybox; do command -v $$tool >/dev/null || missing=1; done; \
+	[ -z "$$missing" ] || { \
+	  echo "installing $(SYSTEM_PACKAGES)"; \
 	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  { command -v apt-get >/dev/null && $$sudo apt-get update -qq && \
-	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y openssh-server rsync iproute2 >/dev/null; } || { \
-	    echo "cannot install them: the tests need sshd, rsync and ip. Install your distribution's OpenSSH server,"; \
-	    echo "rsync and iproute2 (Debian: apt-get install openssh-server rsync iproute2) and run make again."; exit 1; }; }
+	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(SYSTEM_PACKAGES) >/dev/null; } || { \
+	    echo "cannot install them: the tests need sshd, rsync, ip and busybox. Install your distribution's OpenSSH server,"; \
+	    echo "rsync, iproute2 and busybox (Debian: apt-get install $(SYSTEM_PACKAGES)) and run make again."; exit 1; }; }
 
 wheel: $(VENV)/test.ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 
+from orchestrator.observe import clock_s
 from orchestrator.shell.stream import Source, StreamShell, shown, told
 
 PROBE_BYTES = 4 * 1024**2
@@ -56,17 +56,9 @@ def _ask_clock(shell: StreamShell) -> _Clock:
     wall_s, began = time.time(), time.monotonic()
     answer = shell.run(_CLOCK, timeout_s=30)
     took_s = time.monotonic() - began
-    there_s = None if answer.exit_code else _seconds(answer.stdout.decode("ascii", "replace").strip())
+    there_s = None if answer.exit_code else clock_s(answer.stdout.decode("ascii", "replace").strip())
     offset_s = None if there_s is None else there_s - (wall_s + took_s / 2)
     return _Clock(took_s, offset_s, told(answer.stdout or answer.stderr, 60))
-
-
-def _seconds(text: str) -> float | None:
-    """A date without %N (busybox) says whole seconds: half of one more is right on average. None for no date at all."""
-    whole, _, part = text.partition(".")
-    if not re.fullmatch(r"\d{1,12}", whole, re.ASCII):
-        return None
-    return float(text) if re.fullmatch(r"\d+", part, re.ASCII) else float(whole) + 0.5
 
 
 def _rate(shell: StreamShell, argv: list[str], faults: list[str], *, sent: bytes = b"", due: int = 0) -> float | None:

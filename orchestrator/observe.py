@@ -72,7 +72,7 @@ class Evidence:
     attempt: int | None  # None: no such run folder, or no attempt in it
     boot_id: str
     uptime_s: float
-    host_time_s: float
+    host_time_s: float  # 0: it said none
     disk_free_bytes: int | None
     is_claimed: bool = False  # a supervisor took the attempt, whatever became of it
     supervisor: dict[str, Any] | None = None  # supervisor.json
@@ -100,6 +100,14 @@ def observe(shell: Shell, run_dir: str, *, attempt: int | None = None) -> Eviden
     return parse(done.stdout)
 
 
+def clock_s(text: str) -> float | None:
+    """What `date +%s.%N` said. One without %N (busybox) says whole seconds: half of one more is right on average. None for no date at all."""
+    whole, _, part = text.partition(".")
+    if not re.fullmatch(r"\d{1,12}", whole, re.ASCII):
+        return None
+    return float(text) if re.fullmatch(r"\d+", part, re.ASCII) else float(whole) + 0.5
+
+
 def parse(printed: bytes) -> Evidence:
     """The evidence in the script's output; a record that is cut or not whole counts as absent."""
     records: dict[str, bytes] = {}
@@ -110,7 +118,7 @@ def parse(printed: bytes) -> Evidence:
     common: dict[str, Any] = {
         "boot_id": boot,
         "uptime_s": _float(uptime),
-        "host_time_s": _float(clock),
+        "host_time_s": clock_s(clock.strip()) or 0.0,
         "disk_free_bytes": _free_bytes(records.get("disk", b"")),
     }
     attempt = _number(records.get("attempt", b"").strip())

@@ -31,7 +31,9 @@ def notice(desk: Desk, run: RunRow, seen: Evidence) -> None:
 
 
 def note_clock(desk: Desk, host: str, seen: Evidence, *, asked_s: float) -> None:
-    """Host minus here, written when it has moved; half the time since it was asked is its error."""
+    """Host minus here, written when it has moved; half the time since it was asked is its error. A host that says no time moves nothing."""
+    if not seen.host_time_s:
+        return
     answered_s = desk.clock()
     offset_s = seen.host_time_s - (asked_s + answered_s) / 2
     error_s = abs(answered_s - asked_s) / 2

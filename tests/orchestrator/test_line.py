@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.actions.hosts import line_findings
 from orchestrator.host import Hosts
-from orchestrator.line import Line, _seconds, measure
+from orchestrator.line import Line, measure
+from orchestrator.observe import clock_s
 from orchestrator.shell.connect import connect
 from orchestrator.shell.local import LocalShell
 from tests import delay, sshd
@@ -68,9 +69,9 @@ def test_whatever_a_host_answers_is_a_finding(
 
 @pytest.mark.parametrize("text", ["", "NaN", "inf.5", "-3", "1e5", "Fri Jan 2", "17_0.5", "9" * 400])
 def test_what_is_no_date_is_none(text: str) -> None:
-    assert _seconds(text) is None
+    assert clock_s(text) is None
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("17.250000000", 17.25), ("17.N", 17.5), ("17.%N", 17.5), ("17", 17.5)])
 def test_a_date_without_fractions_is_read_as_the_middle_of_its_second(text: str, seconds: float) -> None:
-    assert _seconds(text) == seconds
+    assert clock_s(text) == seconds

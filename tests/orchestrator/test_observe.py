@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_run_is_seen_with_no_more_than_the_tools_that_are_named(kind: str, tmp
     assert seen.attempt == 1
     assert seen.exit == {}
     assert seen.disk_free_bytes is not None
-    assert seen.host_time_s > 0
+    assert abs(seen.host_time_s - time.time()) < 60
     assert [file.name for file in seen.files] == sorted(path.name for path in attempt.iterdir() if path.is_file())
     assert seen.files[0].inode == (attempt / "-n two words").stat().st_ino
 

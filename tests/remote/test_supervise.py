@@ -582,7 +582,7 @@ def test_secrets_lie_in_a_file_of_mode_0600_only_and_are_gone_with_the_job(yard:
     assert not run.env_file.exists()
 
 
-def test_the_first_line_a_job_prints_is_in_the_log_while_it_lives(yard: Yard, tmp_path: Path) -> None:
+def test_the_first_line_a_job_prints_is_in_the_log_at_once(yard: Yard, tmp_path: Path) -> None:
     attempt = yard.start(yard.place("print('first')\n" + until(tmp_path / "go")))
 
     wait_for(lambda: attempt.stdout_log.read_bytes() == b"first\n")
