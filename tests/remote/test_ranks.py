@@ -26,7 +26,9 @@ from tests.remote.jobs import TREE, events, make_job, make_run, tiny_job_spec, w
 from tests.remote.test_train import losses, train
 
 NUM_STEPS = 20
-TOLERANCE = 0.02 if torch.cuda.is_available() else 1e-5  # bf16 on cards, float32 elsewhere
+TOLERANCE = (
+    1e-3 if torch.cuda.is_available() else 1e-5
+)  # one process runs on the CPU, and a card adds up in another order
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -35,7 +37,7 @@ def spec_of(target: Any, drafter: Any, *, roles: RolesSpec, num_steps: int = NUM
     return tiny_job_spec(
         target,
         drafter,
-        train={"num_steps": num_steps, "accumulation": 2, "checkpoint_every": 1000},
+        train={"num_steps": num_steps, "accumulation": 2, "checkpoint_every": 1000, "dtype": "float32"},
         data={"hidden_states": "online"},
         optim={"lr": 3e-3},
         roles=vars(roles),
