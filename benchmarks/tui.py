@@ -111,7 +111,7 @@ def fill(path: Path, *, num_runs: int, num_values: int) -> None:
         connection.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
             f" INSERT INTO runs (id, state, ended_s, {names})"
-            f" SELECT printf('crowd%05d', i), 'succeeded', created_s, {names} FROM n, runs WHERE id = 'few23456'",
+            f" SELECT printf('c%07d', i), 'succeeded', created_s, {names} FROM n, runs WHERE id = 'few23456'",
             (num_runs,),
         )
     print(f"filled in {time.perf_counter() - began:.0f} s: {path.stat().st_size / 2**20:.0f} MiB", file=sys.stderr)

@@ -20,6 +20,7 @@ from textual.app import App, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.pilot import Pilot
+from textual.timer import Timer
 
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
@@ -34,13 +35,14 @@ from tui.home import SCREENS
 from tui.hosts import HostsScreen
 from tui.keys import binding_names
 from tui.launch import LaunchScreen
+from tui.once import print_once
 from tui.ordering import TROUBLE, refusal, start_follower
-from tui.plain import screen_text
 from tui.reading import ReadingThread
 from tui.run import RunScreen
 from tui.runs import RunsScreen
 from tui.smoke import SmokeScreen
 from tui.snapshot import Room, Snapshot
+from tui.terminal import Terminal, no_pauses, settled, speaks_unicode
 from tui.theme import THEMES
 
 # Signs of keys that have no likeness in ASCII: `^` would read as ctrl.
@@ -48,6 +50,8 @@ _KEY_NAMES = {"⏎": "enter", "↑": "up", "↓": "down", "←": "left", "→": 
 TICK_S = 0.5
 SLOW_READ_S = 1.0  # a reading that takes longer is told on the top line
 FOLLOW_AGAIN_S = 10.0  # between two tries to start the follower
+REST_S = 0.06
+SETTLED_S = 0.3  # after the first answer, which is painted by then
 CLOCK_S = 20.0  # without news the ages on the screen are refreshed this often
 
 
@@ -80,15 +84,16 @@ class Draftyard(App[None]):
         readonly: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=Terminal)
         self.places, self.ascii_only = places, ascii_only
         self.readonly = readonly or places is None
         self.clock = clock
         self.trouble = ""  # why what is shown may be old; empty when all is well
-        self._first_run = run
+        self._first_run, self._db_name = run, db_path.name
         self.reading = ReadingThread(Room(db_path, places))
         self._is_reading = False
         self._must_read_again = False
+        self._soon: Timer | None = None
         self._asked_s = 0.0
         self._failing_since_s: float | None = None
         self._shown_s = 0.0
@@ -150,6 +155,16 @@ class Draftyard(App[None]):
             self._is_reading = True  # from here on, not from when the worker gets its turn
             self.run_worker(self._read(), group="reading")
 
+    def ask_soon(self) -> None:
+        """Reads once keys have rested: what a cursor only passes is not worth a reading."""
+        if self._soon is not None:
+            self._soon.stop()
+        self._soon = self.set_timer(REST_S, self._ask_at_rest)
+
+    def _ask_at_rest(self) -> None:
+        self._soon = None
+        self.ask_now()
+
     def tick(self) -> None:
         if self._is_reading:
             waited_s = self.clock() - self._asked_s
@@ -186,7 +201,7 @@ class Draftyard(App[None]):
         except DraftyardError as error:
             self._failing_since_s = self._failing_since_s or now_s
             self._tell_trouble(trouble(error, now_s - self._failing_since_s))
-            self.first_answer.set()
+            self._answered()
             return
         self._failing_since_s = None
         self._tell_trouble("")
@@ -194,8 +209,16 @@ class Draftyard(App[None]):
             self._shown_s = now_s
             self.num_live, self.shown = snapshot.num_live, snapshot
             screen.take(snapshot)
+            if snapshot.is_another:
+                self.notify(f"{self._db_name} is another database now; shown is what it holds.", timeout=8)
             self._keep_followed(snapshot)
-        self.first_answer.set()
+        self._answered()
+
+    def _answered(self) -> None:
+        if not self.first_answer.is_set():
+            self.first_answer.set()
+            if not self.is_headless:
+                self.set_timer(SETTLED_S, settled)
 
     def _keep_followed(self, snapshot: Snapshot) -> None:
         """Live runs that nobody records get their follower back; one that only looks says so on the top line."""
@@ -234,7 +257,8 @@ class Draftyard(App[None]):
         """Until the screen shows what the store says and nothing is under way: for `once` and for tests."""
         while self.is_running:
             await pilot.pause()
-            if self.first_answer.is_set() and not self._is_reading and not self._must_read_again:
+            is_asking = self._is_reading or self._must_read_again or self._soon is not None
+            if self.first_answer.is_set() and not is_asking:
                 return
 
     # ------------------------------------------------------------- actions
@@ -345,14 +369,15 @@ def run(
         run = _known(db_path, run)
     is_printed = once or document is not None
     app = Draftyard(
-        db_path, places=places, run=run, ascii_only=ascii or not _speaks_unicode(), readonly=readonly or is_printed
+        db_path, places=places, run=run, ascii_only=ascii or not speaks_unicode(), readonly=readonly or is_printed
     )
     if theme is not None and not app.no_color:
         app.theme = theme
     if places is not None:
         app.set_keymap(places.own_keys(binding_names()))
     if is_printed:
-        return _print_once(app, size or shutil.get_terminal_size((120, 40)), document)
+        return print_once(app, size or shutil.get_terminal_size((120, 40)), document)
+    no_pauses()
     app.run(mouse=mouse)
     if app.ended_by is not None:
         return 128 + app.ended_by
@@ -364,36 +389,7 @@ def run(
     return app.return_code or 0
 
 
-def _print_once(app: Draftyard, size: tuple[int, int], document: Callable[..., None] | None) -> int:
-    printed: list[str] = []
-
-    async def look(pilot: Pilot[object]) -> None:
-        await app.settle(pilot)
-        printed.append("" if document else screen_text(app))
-        app.exit()
-
-    app.run(headless=True, size=size, auto_pilot=look)
-    if app.crash is not None:
-        sys.stderr.write(f"{crash_line(app.crash)}\n")
-        return 1
-    if app.shown is None:  # nothing could be read: what stands on the screen is no answer
-        sys.stderr.write(f"draftyard watch: {app.trouble}\n")
-        return 1
-    if document is None:
-        sys.stdout.write("".join(printed))
-    else:
-        shown = vars(app.shown) if app.shown else {}
-        document(**{name: item for name, item in shown.items() if name != "ask"})
-    return 0
-
-
 def _known(db_path: Path, selector: str) -> str:
     """The full id. Raises RunNotFound."""
     with Reader(db_path) as reader:
         return reader.run(selector).id
-
-
-def _speaks_unicode() -> bool:
-    """Whether the terminal can be expected to show more than ASCII."""
-    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    return encoding.startswith("utf") and os.environ.get("TERM") != "dumb"

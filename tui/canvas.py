@@ -7,7 +7,7 @@ No arithmetic of curves here, no colours, no widgets: cells carry the number of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.units import is_measurable
@@ -80,7 +80,8 @@ def _ascii_cell(dots: int) -> str:
     return "'" if rows[0] else "." if rows[3] else "-"
 
 
-def spark(values: Sequence[float | None], *, ascii: bool = False) -> str:
+@lru_cache(2048)  # a list draws the same ones again at every piece of news
+def spark(values: tuple[float | None, ...], *, ascii: bool = False) -> str:
     """Two values a character as a thin line, lowest to highest; blanks where there is none, flat when all are equal."""
     known = [number for number in values if number is not None and is_measurable(number)]
     width = (len(values) + 1) // 2

@@ -249,13 +249,23 @@ class RunsScreen(HomeScreen):
         near_end = self._table.cursor > len(self._rows) - 100
         if near_end and self._limit is not None and len(self._rows) >= self._limit:
             self._limit *= 4
-        self.app.ask_now()
+            self.app.ask_now()
+        elif not self._knows_all_in_sight():
+            self.app.ask_now()
+        elif self._has_preview:
+            self.app.ask_soon()
 
     # --------------------------------------------------------------- inner
 
     @property
     def _has_preview(self) -> bool:
         return self.has_class("wide") or self.has_class("below")
+
+    def _knows_all_in_sight(self) -> bool:
+        """Whether the rows that a move has brought into sight have been read."""
+        top = int(self._table.scroll_offset.y)
+        numbers = self.snapshot.numbers if self.snapshot else {}
+        return all(run.id in numbers for run in self._rows[top : top + self._table.size.height])
 
     def _place_preview(self) -> bool:
         """Below a list that leaves most of a high screen empty; True where that is new."""

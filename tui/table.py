@@ -2,6 +2,7 @@
 
 Columns have fixed widths (one may take the rest); when the screen is narrow the least important
 leave. New rows are compared with what is on the screen, and only lines that changed are drawn again.
+What a row says is worked out once for every set of rows: to compare it, and to paint it as often as the cursor passes.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ class Table(ScrollView, can_focus=True):
         self._all_columns, self._empty = tuple(columns), empty
         self._keys: Sequence[str] = ()
         self._draw: Callable[[int], Cells] = lambda _: ()
+        self._cells: dict[tuple[int, bool], Cells] = {}  # of the rows there are now, and under the cursor
+        self._placed: tuple[tuple[int, Sequence[Column]], list[Column]] | None = None
+        self._ground: Style | None = None  # of the lines painted now
         self._seen: dict[int, tuple[object, ...]] = {}  # screen line -> what was drawn there
         self.cursor_key: str | None = None
         self.cursor = 0
@@ -83,6 +87,7 @@ class Table(ScrollView, can_focus=True):
     def set_rows(self, keys: Sequence[str], draw: Callable[[int], Cells], *, empty: str | None = None) -> None:
         """New rows; the cursor stays on its key, or near its place when the key has gone."""
         self._keys, self._draw = keys, draw
+        self._cells.clear()
         self._empty = self._empty if empty is None else empty
         if self.cursor_key is not None and not (self.cursor < len(keys) and keys[self.cursor] == self.cursor_key):
             self.cursor = keys.index(self.cursor_key) if self.cursor_key in keys else self.cursor
@@ -94,6 +99,7 @@ class Table(ScrollView, can_focus=True):
 
     def set_columns(self, columns: Sequence[Column]) -> None:
         self._all_columns = tuple(columns)
+        self._cells.clear()
         self._seen.clear()
         self.refresh()
 
@@ -166,19 +172,25 @@ class Table(ScrollView, can_focus=True):
 
     def _refresh_changed(self) -> None:
         """Draws again only the lines whose content differs from what is on the screen."""
+        width, has_focus = self._width, self.has_focus
         for y in range(self.size.height):
-            if self._seen.get(y) != self._content(y):
-                self.refresh(Region(0, y, self._width, 1))
+            if self._seen.get(y) != self._content(y, width, has_focus):
+                self.refresh(Region(0, y, width, 1))
 
-    def _content(self, y: int) -> tuple[object, ...]:
+    def _content(self, y: int, width: int, has_focus: bool) -> tuple[object, ...]:
         if y == 0:
-            return ("head", self._width)
+            return ("head", width)
         row = y - 1 + self.scroll_offset.y
         if row >= len(self._keys):
             return ("blank", len(self._keys), self._empty)
         key = self._keys[row]
-        cells = tuple(tuple(cell) for cell in self._draw(row))
-        return (key, cells, row == self.cursor, self.has_focus, key in self.marks, self._width)
+        return (key, self._cells_of(row), row == self.cursor, has_focus, key in self.marks, width)
+
+    def _cells_of(self, row: int) -> Cells:
+        place = (row, row == self.cursor)
+        if place not in self._cells:
+            self._cells[place] = tuple(tuple(cell) for cell in self._draw(row))
+        return self._cells[place]
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -190,20 +202,30 @@ class Table(ScrollView, can_focus=True):
     def on_blur(self) -> None:
         self._refresh_changed()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Textual works out the ground anew whenever it is asked, so it is asked once for all lines, not for each."""
+        self._ground = None
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
-        self._seen[y] = self._content(y)
         inks, width = INKS[self.app.theme], self._width
+        self._seen[y] = self._content(y, width, self.has_focus)
         if y == 0:
             return self._strip([(_aligned(column.title, column), inks["faint"]) for column in self._columns()], None)
         row = y - 1 + self.scroll_offset.y
         if row >= len(self._keys):
             text = f"   {self._empty}" if not self._keys and y == 2 else ""
-            return Strip([Segment(fit(text, width), inks["muted"])], width).apply_style(self.rich_style)
+            return Strip([Segment(fit(text, width), inks["muted"])], width).apply_style(self._own_ground)
         return self._row_strip(row, inks)
+
+    @property
+    def _own_ground(self) -> Style:
+        self._ground = self._ground or self.rich_style
+        return self._ground
 
     def _row_strip(self, row: int, inks: Inks) -> Strip:
         key, is_cursor = self._keys[row], row == self.cursor
-        cells = self._draw(row)
+        cells = self._cells_of(row)
         styled: list[tuple[str, Style]] = []
         for column, pieces in zip(self._columns(), self._kept(cells), strict=True):
             styled += _cell(pieces, column, inks)
@@ -217,12 +239,17 @@ class Table(ScrollView, can_focus=True):
         segments = [Segment(mark[0], mark[1]) if mark else Segment(" ")]
         segments += [Segment(text, style) for text, style in pieces]
         strip = Strip(segments).adjust_cell_length(self._width)
-        return strip.apply_style(self.rich_style + ground if ground else self.rich_style)
+        return strip.apply_style(self._own_ground + ground if ground else self._own_ground)
 
     def _columns(self) -> list[Column]:
         """The columns there is room for, the one that takes the rest with its width."""
+        asked = (self._width, self._all_columns)
+        if self._placed is None or self._placed[0] != asked:
+            self._placed = (asked, self._placed_in(self._width - 1))
+        return self._placed[1]
+
+    def _placed_in(self, room: int) -> list[Column]:
         kept = list(self._all_columns)
-        room = self._width - 1
         while len(kept) > 1 and sum((column.width or column.least) + 1 for column in kept) > room:
             kept.remove(max(kept, key=lambda column: column.rank))
         rest = room - sum(column.width + 1 for column in kept)

@@ -13,7 +13,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -326,6 +326,7 @@ def _build(kind: type[Row], row: sqlite3.Row, **changes: Any) -> Row:
     return kind(**{**dict(row), **changes})
 
 
+@lru_cache(4096)  # a screen reads the same hundreds again at every piece of news, and few of them have changed
 def _run(row: sqlite3.Row) -> RunRow:
     tags = tuple(sorted(row["tags"].split("\x1f"))) if row["tags"] else ()
     return _build(RunRow, row, state=State(row["state"]), git_dirty=bool(row["git_dirty"]), tags=tags)

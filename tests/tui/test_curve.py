@@ -141,4 +141,4 @@ def test_a_number_too_large_to_be_drawn_is_marked_and_bends_no_axis(numbers: lis
     assert shown.num_bad == len(numbers) - len(known)
     assert all(math.isfinite(axis.position(number)) for number in known)
     assert math.isfinite(axis.high - axis.low)
-    assert len(spark(numbers)) == (len(numbers) + 1) // 2
+    assert len(spark(tuple(numbers))) == (len(numbers) + 1) // 2

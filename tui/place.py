@@ -1,0 +1,52 @@
+"""Whether runs.db is still the file that was opened: one that has gone, or is another by now, is said and not looked past.
+
+SQLite keeps on reading the file it opened, wherever that is now: what a screen shows would be true of nothing any more.
+Nothing is opened here; `os.stat` alone tells.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator.errors import StoreError
+
+Identity = tuple[int, int]  # device and inode; an inode is not given out again while a reader has its file open
+
+
+class Place:
+    """Where the database lies, and what lay there when it was looked at last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: Identity | None = None  # None: nothing has been there yet
+        self._was_lost = False
+        self.is_another = False
+
+    def must_reopen(self) -> bool:
+        """Whether a reader opened before may read something else than what lies there; `is_another` says what for sure.
+
+        Raises StoreError where nothing lies there any more, or what this user may not read.
+        """
+        found = self._found()
+        self.is_another = self._known is not None and found != self._known
+        must = self.is_another or self._was_lost
+        self._known, self._was_lost = found, False
+        return must
+
+    def _found(self) -> Identity | None:
+        try:
+            told = self._path.stat()
+        except FileNotFoundError:
+            if self._known is None:
+                return None  # a yard without runs yet
+            raise self._lost("has been moved or deleted") from None
+        except OSError as error:
+            raise self._lost(f"cannot be looked at ({error.strerror})") from error
+        if not os.access(self._path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise self._lost("may not be read by this user")
+        return told.st_dev, told.st_ino
+
+    def _lost(self, what: str) -> StoreError:
+        self._was_lost = True
+        return StoreError(f"{self._path.name} {what}; shown is what was read before")

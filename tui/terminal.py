@@ -1,0 +1,70 @@
+"""The terminal as fast as a hand: a lone escape answered at once, no pause of the interpreter between a key and its paint.
+
+Textual takes 100 ms to tell Escape from a key that begins with it (an arrow is ESC [ A). The bytes of one key arrive
+together, over SSH as well; a quarter of that is what vim and tmux are told to wait by those who know them. `ESCDELAY`
+(milliseconds), which curses programs read, still says otherwise.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import sys
+from codecs import getincrementaldecoder
+from collections.abc import Iterable
+
+from textual import constants, screen
+from textual._xterm_parser import XTermParser
+from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+
+ESCAPE_S = 0.025
+IDLE_S = 0.1
+PAINT_S = 1 / 120  # what a change waits at most for others to be painted with it
+SWITCH_S = 0.0005  # Python's own 5 ms is what each turn of the painting thread waited for the reading one
+FEW_OBJECTS = 5000  # made between two collections; a screen that is drawn anew makes some thousands
+
+
+class Terminal(LinuxDriver):
+    """Textual's driver with a shorter wait after Escape."""
+
+    def run_input_thread(self) -> None:
+        parser, decode = XTermParser(self._debug), getincrementaldecoder("utf-8")().decode
+        escape_s = constants.ESCAPE_DELAY
+        with selectors.SelectSelector() as selector:
+            selector.register(self.fileno, selectors.EVENT_READ)
+            wait_s = IDLE_S
+            while not self.exit_event.is_set():
+                is_ready = bool(selector.select(wait_s))
+                text = decode(os.read(self.fileno, 4096)) if is_ready else ""
+                self._send(parser.feed(text) if text else ())
+                self._send(parser.tick())
+                wait_s = escape_s if is_ready else IDLE_S
+
+    def _send(self, events: Iterable[Message]) -> None:
+        for event in events:
+            self.process_message(event)
+
+
+def no_pauses() -> None:
+    """For a process that is a screen and nothing else: threads take turns often, and Escape waits less."""
+    sys.setswitchinterval(SWITCH_S)
+    screen.UPDATE_PERIOD = PAINT_S  # type: ignore[misc]  # read by each screen when it begins
+    if "ESCDELAY" not in os.environ:
+        constants.ESCAPE_DELAY = ESCAPE_S  # type: ignore[misc]  # read whenever a sequence begins
+    gc.disable()  # until the first answer: nothing made until then is ever given back
+
+
+def settled() -> None:
+    """What there is now stays: it is never looked through again, which took 15 to 50 ms each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(FEW_OBJECTS, 10, 10)
+    gc.enable()
+
+
+def speaks_unicode() -> bool:
+    """Whether the terminal can be expected to show more than ASCII."""
+    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+    return encoding.startswith("utf") and os.environ.get("TERM") != "dumb"
