@@ -153,7 +153,7 @@ def test_a_database_that_cannot_be_used_is_said_and_no_thread_dies_of_it(
         time.sleep(0.02)
 
     ending.set()
-    thread.join(timeout=10.0)
+    thread.join(timeout=60.0)
 
     assert not thread.is_alive()
     assert "runs.db is a folder" in said

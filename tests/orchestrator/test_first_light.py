@@ -27,7 +27,7 @@ def step_of(yard: Yard, run_id: str) -> int:
     return yard.json("show", run_id)["run"]["step"] or 0
 
 
-def wait_for_step(yard: Yard, run_id: str, step: int, deadline_s: float = 60) -> None:
+def wait_for_step(yard: Yard, run_id: str, step: int, deadline_s: float = 120) -> None:
     end = time.monotonic() + deadline_s
     while step_of(yard, run_id) < step:
         assert time.monotonic() < end, f"step {step} did not arrive in {deadline_s:g} s"

@@ -163,7 +163,7 @@ def test_input_behind_a_long_command_is_whole_where_head_reads_ahead(outside: Ou
 
 
 def test_a_way_in_that_breaks_during_the_command_is_no_exit_code(outside: Outside) -> None:
-    program(outside.folder, "docker", 'shift 3; "$@" & sleep 0.5; exit 0')
+    program(outside.folder, "docker", 'shift 3; "$@" & sleep 2; exit 0')
 
     with pytest.raises(HostError, match="the way in was lost while a command ran"):
         HopShell(outside, Hop("docker", "x")).run(["sleep", "20"])

@@ -63,7 +63,7 @@ def test_a_waiting_person_sees_the_grace_pass_though_nothing_is_written(
     places = find_places(tmp_path, {}, db=tmp_path / "runs.db")
     seen: list[float] = []
     with Store(places.db) as store:
-        store.create_run(new_run(documents=spec_of(grace_s=40.0)))
+        store.create_run(new_run(documents=spec_of(grace_s=400.0)))
         store.new_attempt(RUN)
         store.ask(RUN, "stop")
         store.set_state(RUN, State.STOPPING, evidence="asked to stop")
@@ -74,9 +74,9 @@ def test_a_waiting_person_sees_the_grace_pass_though_nothing_is_written(
             if len(seen) == 3:
                 store.set_state(RUN, State.STOPPED, evidence="stopped as asked")
 
-        assert life.wait(places, RUN, timeout_s=20.0, on_moment=on_moment).state is State.STOPPED
+        assert life.wait(places, RUN, timeout_s=120.0, on_moment=on_moment).state is State.STOPPED
 
-    assert 40.0 > seen[0] > seen[1] > seen[2] > 30.0
+    assert 400.0 > seen[0] > seen[1] > seen[2] > 280.0
 
 
 # ------------------------------------------------------------------------------ deadlines
@@ -109,7 +109,7 @@ def test_a_stop_that_cannot_be_written_gives_up_at_its_deadline_and_says_why(pla
     with locked(places.db, how), pytest.raises(StoreError, match="is locked; another process has kept it"):
         life.stop(places, RUN, timeout_s=0.2)
 
-    assert 0.2 <= time.monotonic() - began_s < 5.0  # without a deadline it is patient for half a minute
+    assert 0.2 <= time.monotonic() - began_s < 20.0  # without a deadline it is patient for half a minute
 
 
 def test_a_wait_that_cannot_read_gives_up_at_its_deadline_and_says_why(places: Places) -> None:
@@ -118,7 +118,7 @@ def test_a_wait_that_cannot_read_gives_up_at_its_deadline_and_says_why(places: P
     with locked(places.db, "EXCLUSIVE"), pytest.raises(NotFinished, match=f"of run {RUN} after 0.2 s: .* is locked;"):
         life.wait(places, RUN, timeout_s=0.2)
 
-    assert 0.2 <= time.monotonic() - began_s < 5.0
+    assert 0.2 <= time.monotonic() - began_s < 20.0
 
 
 @pytest.mark.slow  # it is longer than one question is patient for
@@ -129,7 +129,7 @@ def test_a_wait_beside_a_locked_database_lasts_as_long_as_was_asked(places: Plac
     with locked(places.db, "EXCLUSIVE"), pytest.raises(NotFinished, match=f"after {timeout_s:g} s: .* is locked;"):
         life.wait(places, RUN, timeout_s=timeout_s)
 
-    assert timeout_s <= time.monotonic() - began_s < timeout_s + 5.0
+    assert timeout_s <= time.monotonic() - began_s < timeout_s + 20.0
 
 
 def test_a_lock_that_comes_while_one_waits_moves_no_deadline(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_a_lock_that_comes_while_one_waits_moves_no_deadline(places: Places, mon
     with held, pytest.raises(NotFinished, match="is locked;"):
         life.wait(places, RUN, timeout_s=0.4)
 
-    assert 0.4 <= time.monotonic() - began_s < 5.0
+    assert 0.4 <= time.monotonic() - began_s < 20.0
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_lock_that_begins_at_the_deadline_changes_no_answer(places: Places, mo
     with held, pytest.raises(NotFinished, match="is pending after 0 s; it goes on"):
         life.wait(places, RUN, timeout_s=0.0)
 
-    assert time.monotonic() - began_s < 5.0
+    assert time.monotonic() - began_s < 20.0
 
 
 def test_what_a_verb_did_before_it_waits_is_part_of_its_time(places: Places) -> None:

@@ -15,6 +15,7 @@ from orchestrator.errors import DraftyardError
 from orchestrator.observe import observe
 from orchestrator.shell import Completed
 from orchestrator.shell.local import LocalShell
+from tests.remote.jobs import has_begun
 
 TOOLS = ("date", "df", "find", "grep", "head", "stat")
 
@@ -78,6 +79,7 @@ def test_of_an_attempt_without_a_folder_only_its_own_processes_are_seen(kind: st
     marks = {"DRAFTYARD_RUN_DIR": run_dir, "DRAFTYARD_ATTEMPT": "1"}
 
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **marks}) as left:
+        has_begun(left)
         seen = [observe(host, run_dir, attempt=attempt).job_alive for attempt in (1, 2, 11, None)]
         left.kill()
 

@@ -44,7 +44,8 @@ with (reporter := Reporter.from_environment()).job():
     reporter.evaluation(1, protocol={"name": said[0]}, values={"who": said[1]})
     reporter.metrics(1, {"loss": 1.0})
     print("working as", *said, said, flush=True)
-    time.sleep(1.0)
+    while not os.path.exists(os.environ["DRAFTYARD_WORK_DIR"] + "/seen"):
+        time.sleep(0.05)
     raise RuntimeError(f"401 for {said[0]}, {said}")
 """
 NO_CONTAINER = container.why_not()
@@ -58,6 +59,7 @@ class Watch:
     seen: set[str] = field(default_factory=set)
     num_holders: int = 0  # looks at a job of ours that has the canary, as it should
     is_over: threading.Event = field(default_factory=threading.Event)
+    sign: Path | None = None  # made when a job has been looked at: it waits for that
 
     def look(self) -> None:
         while not self.is_over.wait(0.005):
@@ -72,6 +74,8 @@ class Watch:
         environment = (process / "environ").read_bytes()
         if any(canary in environment for canary in self.canaries):
             self.num_holders += 1
+            if self.sign is not None:
+                self.sign.touch()
             if b"DRAFTYARD_RUN_ID=" not in environment or b"remote.supervise" in line:
                 self.seen.add(f"environment of: {line[:80]!r}")
 
@@ -122,6 +126,7 @@ def test_a_canary_is_found_nowhere_but_in_its_file_and_in_the_job(yard: Yard, tm
 
     with _host(way, tmp_path, env_file) as (entry, there), _watching(canary, PASSWORD) as watch:
         (yard.root / "hosts.yaml").write_text(entry)
+        watch.sign = there / "seen"
         code = yard.run("launch", "tiny", "--host", name, "--force", "the canary needs no rung", "--follow")
         said += yard.out + yard.err
         assert code == 10, said

@@ -460,13 +460,16 @@ def test_a_machine_with_an_ipv6_address_is_reached_and_known(tmp_path: Path) -> 
 
 def test_a_connection_cut_while_a_command_runs_is_an_error_and_the_next_command_reconnects(server: Server) -> None:
     with reached(host_of(server)) as shell:
-        threading.Timer(0.5, server.cut).start()
+        begun = server.home / "begun"
+        cutter = threading.Thread(target=lambda: (wait_for(begun.exists), server.cut()))
+        cutter.start()
         began = time.monotonic()
 
         with pytest.raises(HostError, match="lost"):
-            shell.run(["sleep", "60"])
+            shell.run(["sh", "-c", 'touch "$1"; exec sleep 60', "sh", str(begun)])
 
         assert time.monotonic() - began < 50  # not when the command would have ended
+        cutter.join()
         assert shell.run(["echo", "again"]).stdout == b"again\n"
 
 
@@ -629,8 +632,7 @@ def test_polling_and_cuts_leave_no_process_behind(server: Server) -> None:
                 shell.read_range(f"{server.home}/log", offset, 10)
             server.cut()
 
-    time.sleep(0.3)
-    assert server.session_pids() == []
+    wait_for(lambda: server.session_pids() == [])
 
 
 def test_a_partial_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
@@ -710,10 +712,7 @@ def test_a_machine_that_answers_is_not_given_up_however_long_a_command_says_noth
             with pulse._lock:
                 pulse._due -= 100
             pulse.check()
-            for _ in range(1000):
-                if pulse.num_unanswered == 0:
-                    break
-                time.sleep(0.01)
+            wait_for(lambda: pulse.num_unanswered == 0)
 
         assert pulse.num_unanswered == 0
         assert shell.run(["true"]).exit_code == 0
@@ -766,10 +765,12 @@ def test_over_a_long_line_a_command_costs_one_round_trip(server: Server) -> None
 
     Two lines, one longer: what a slow machine adds is the same on both.
     """
-    short_s, long_s = _quickest_command_s(server, one_way_s=0.05), _quickest_command_s(server, one_way_s=0.2)
 
-    num_round_trips = (long_s - short_s) / 0.3
-    assert 0.7 < num_round_trips < 1.6
+    def num_round_trips() -> float:
+        short_s, long_s = _quickest_command_s(server, one_way_s=0.05), _quickest_command_s(server, one_way_s=0.2)
+        return (long_s - short_s) / 0.3
+
+    assert any(0.7 < num_round_trips() < 1.6 for _ in range(5))  # a busy machine may add more to one than to the other
 
 
 def _quickest_command_s(server: Server, *, one_way_s: float) -> float:

@@ -117,6 +117,14 @@ def wait_for(is_so: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
         time.sleep(0.05)
 
 
+def has_begun(process: subprocess.Popen[Any]) -> None:
+    """Waits until it has words and environment of its own: Popen returns while the kernel still lays them out."""
+    for name in ("cmdline", "environ"):
+        wait_for(
+            lambda name=name: process.poll() is not None or Path(f"/proc/{process.pid}/{name}").read_bytes() != b""
+        )  # type: ignore[misc]
+
+
 def events(run: RunDir, *, attempt: int = 1, writer: str = "rank0", kind: str | None = None) -> list[Event]:
     """Whole lines of a writer's file, none while it is not there."""
     path = run.attempt(attempt).events(writer)

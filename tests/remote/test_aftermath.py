@@ -13,7 +13,7 @@ import pytest
 from remote import aftermath
 from remote.aftermath import KernelLog, Scope, card_holders, gpu_health, left_behind, of_cards
 from remote.processes import marked, read_stat
-from tests.remote.jobs import wait_for
+from tests.remote.jobs import has_begun, wait_for
 
 BEFORE = "0, GPU-a, 00000000:17:00.0, 0\n1, GPU-b, 00000000:31:00.0, [N/A]\n"
 
@@ -178,6 +178,7 @@ def test_a_control_group_shared_with_strangers_accuses_nobody(tmp_path: Path, ow
 @pytest.fixture
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "60"]) as process:
+        has_begun(process)
         yield process
         process.kill()
 

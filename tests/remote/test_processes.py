@@ -17,6 +17,7 @@ import pytest
 
 from remote import processes
 from remote.processes import Identity, kill_run, marked, protected, read_stat, send
+from tests.remote.jobs import has_begun
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -31,8 +32,7 @@ def run_id() -> Iterator[str]:
 def sleeper(run_id: str | None, *, attempt: str = "1", name: str = "sleep 99") -> subprocess.Popen[bytes]:
     environment = {**os.environ, **({processes.RUN_MARK: run_id, processes.ATTEMPT_MARK: attempt} if run_id else {})}
     process = subprocess.Popen(["sh", "-c", f"exec {name}"], env=environment, start_new_session=True)
-    while Path(f"/proc/{process.pid}/comm").read_text() == "python\n":
-        time.sleep(0.005)
+    has_begun(process)
     return process
 
 

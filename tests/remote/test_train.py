@@ -365,7 +365,7 @@ def test_a_polite_signal_to_the_whole_group_leaves_the_reading_processes_until_t
         for reader in readers:
             os.kill(reader, number)
         seen = len(losses(run))
-        wait_for(lambda: len(losses(run)) >= seen + 8, timeout_s=30)  # more than had been read ahead
+        wait_for(lambda: len(losses(run)) >= seen + 8)  # more than had been read ahead
         os.killpg(process.pid, signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
 
@@ -388,7 +388,7 @@ def test_the_reading_processes_end_with_a_training_that_was_killed(
         process.kill()
         process.wait()
 
-        wait_for(lambda: not any(reader and reader.is_alive for reader in readers), timeout_s=3)
+        wait_for(lambda: not any(reader and reader.is_alive for reader in readers))
 
     assert len(readers) == 2
 

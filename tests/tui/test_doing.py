@@ -19,7 +19,7 @@ from tests.tui.test_terminal import Terminal, _plain, at_terminal
 
 pytestmark = pytest.mark.slow  # starts the program, the follower and jobs
 
-PATIENCE_S = 60.0  # for what takes a second or two on an idle machine
+PATIENCE_S = 120.0  # for what takes a second or two on an idle machine
 CTRL_L, ENTER, ESCAPE, TAB, ERASE = "\x0c", "\r", "\x1b", "\t", "\x7f"
 
 

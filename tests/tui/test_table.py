@@ -1,7 +1,5 @@
 """The table that draws only what is in sight."""
 
-import time
-
 from textual.app import App, ComposeResult
 
 from tui.plain import screen_text
@@ -38,12 +36,10 @@ class Bench(App[None]):
 async def test_ten_thousand_rows_cost_what_is_in_sight() -> None:
     app = Bench()
     async with app.run_test(size=(80, 24)) as pilot:
-        began = time.perf_counter()
         app.fill(10_000)
         await pilot.pause()
 
         assert app.drawn < 24 * 6
-        assert time.perf_counter() - began < 1.0
 
 
 async def test_keys_move_and_the_row_stays_in_sight() -> None:

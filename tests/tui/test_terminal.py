@@ -39,7 +39,7 @@ class Child:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
-    def wait(self, timeout: float = 10.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -63,7 +63,7 @@ class Terminal:
     written: str = ""
     size: tuple[int, int] = field(default=(80, 24))
 
-    def read_until(self, pattern: str, *, timeout_s: float = 30.0, since: int = 0) -> bool:
+    def read_until(self, pattern: str, *, timeout_s: float = 120.0, since: int = 0) -> bool:
         """Whether the pattern appears in what has been written, escape sequences left out."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -88,7 +88,7 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self.leader, keys.encode())
 
-    def end(self, *, timeout_s: float = 15.0) -> int:
+    def end(self, *, timeout_s: float = 90.0) -> int:
         """Reads until the process has gone; its exit code."""
         deadline = time.monotonic() + timeout_s
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -244,7 +244,7 @@ def test_a_lost_terminal_ends_the_screen(yard_copy: Path) -> None:
         assert terminal.read_until("qwen27b/ddtree")
         terminal.hang_up()
 
-        assert terminal.process.wait(timeout=15) != 0
+        assert terminal.process.wait(timeout=90) != 0
 
 
 @pytest.mark.slow
@@ -367,12 +367,12 @@ def test_tmux_shows_the_same_screen(filled_yard: Path, tmp_path: Path) -> None:
     run = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(filled_yard), "--readonly"]
 
     def tmux(*words: str) -> str:
-        done = subprocess.run(["tmux", "-S", socket, *words], capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(["tmux", "-S", socket, *words], capture_output=True, text=True, timeout=90, check=True)
         return done.stdout
 
     tmux("new-session", "-d", "-x", "100", "-y", "30", " ".join(run))
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while "qwen27b" not in (shown := tmux("capture-pane", "-p")) and time.monotonic() < deadline:
             time.sleep(0.3)
         tmux("send-keys", "j", "Enter")
