@@ -58,6 +58,9 @@ class Reporter:
         """
         check_writer(writer)
         self.writer = writer
+        self.artifacts: Path | None = AttemptDir(
+            attempt_root
+        ).artifacts  # files the job leaves; None where it has no run
         self._secrets = secrets_of(os.environ if environment is None else environment)
         self._path = AttemptDir(attempt_root).events(writer)
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +83,7 @@ class Reporter:
     def _nowhere(cls, writer: str) -> Reporter:
         check_writer(writer)  # by hand as in a run, so that a mistake shows before it costs one
         reporter = cls.__new__(cls)
-        reporter.writer = writer
+        reporter.writer, reporter.artifacts = writer, None
         reporter._secrets = None
         reporter._open(Path(os.devnull))
         return reporter

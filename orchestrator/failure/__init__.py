@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.failure import xid
 from orchestrator.failure.card import fault_of_card
+from orchestrator.failure.cause import Scene, cause_of
 from orchestrator.failure.last_words import last_words
 from orchestrator.failure.texts import (
     CGROUP_LIMIT,
@@ -25,7 +26,6 @@ from orchestrator.failure.texts import (
     NO_SHARED_MEMORY,
     OWN_LIMIT_HINT,
     Meaning,
-    in_frame,
     meaning,
 )
 from orchestrator.failure.tracebacks import Block, Raised, blocks, first_line, innermost_frame, root_of_chain
@@ -130,15 +130,15 @@ def _from_event(told: Told) -> Failure:
     if found.kind == EXCEPTION:
         found = meaning(kind, message)
     given, frame = fields.get("facts"), innermost_frame(text)
-    found = in_frame(found, frame.get("frame", {}).get("source", ""))
     facts = {**found.facts, **frame, **(given if isinstance(given, Mapping) else {})}
     stage, step = fields.get("stage"), fields.get("step")
+    found = _with_cause(replace(found, facts=facts), text, stage=stage, step=step)
     return Failure(
         kind=found.kind,
         message=first_line(message) or kind,
         hint=found.hint,
         source=told.writer,
-        facts=facts,
+        facts=found.facts,
         traceback=text,
         stage=None if stage is None else str(stage),
         step=step if isinstance(step, int) else None,
@@ -146,6 +146,23 @@ def _from_event(told: Told) -> Failure:
         is_certain=found.is_certain,
         is_echo=found.is_echo,
     )
+
+
+def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: Any = None) -> Meaning:
+    """Of the card's memory alone: what filled it, where evidence says so, and what to change."""
+    if found.kind != Reason.GPU_OOM:
+        return found
+    scene = Scene(
+        found.facts,
+        traceback,
+        stage=stage if isinstance(stage, str) else None,
+        step=step if isinstance(step, int) else None,
+    )
+    cause = cause_of(scene)
+    if cause is None:
+        return found
+    remedies = [{"word": remedy.word, "text": remedy.text} for remedy in cause.remedies]
+    return replace(found, hint=cause.hint, facts={**found.facts, "cause": cause.name, "remedies": remedies})
 
 
 # -------------------------------------------------------------------------- what a log shows
@@ -162,13 +179,14 @@ def _from_block(block: Block, source: str) -> Failure:
     meanings = [meaning(raised.kind, raised.text) for raised in block.raised]
     chosen = next((i for i, found in enumerate(meanings) if found.kind != EXCEPTION), len(meanings) - 1)
     frame = innermost_frame(block.text)
-    found = in_frame(meanings[chosen], frame.get("frame", {}).get("source", ""))
+    found = meanings[chosen]
+    found = _with_cause(replace(found, facts={**found.facts, **frame}), block.text)
     return Failure(
         kind=found.kind,
         message=block.raised[chosen].line,
         hint=found.hint,
         source=f"{source} {block.prefix.strip(' :')}".strip(),
-        facts={**found.facts, **frame},
+        facts=found.facts,
         traceback="" if block.is_system else block.text,
         is_certain=found.is_certain,
         is_echo=found.is_echo,

@@ -107,15 +107,25 @@ def shortage(facts: Mapping[str, Any]) -> str | None:
         return None
     if total is not None and requested > total:
         return "larger_than_card"
-    free = facts.get("free_bytes", 0)
-    if facts.get("allowed_bytes") is not None and free >= requested:
-        return "process_limit"
-    if _idle_bytes(facts) + free >= requested:
+    free, is_limited = facts.get("free_bytes", 0), facts.get("allowed_bytes") is not None
+    # What is free on the card is no room for a process at its limit: there the pieces alone must be enough.
+    if _idle_bytes(facts) + (0 if is_limited else free) >= requested:
         return "fragmentation"
-    others = sum(process["used_bytes"] for process in facts.get("other_processes", []))
-    if free + others >= requested:
+    if is_limited and free >= requested:
+        return "process_limit"
+    if free + others_bytes(facts) >= requested:
         return "other_process"
     return "full"
+
+
+def others_bytes(facts: Mapping[str, Any]) -> int:
+    """What other processes hold of the card: as listed, or what is left of it where a container hides them."""
+    listed = sum(int(process["used_bytes"]) for process in facts.get("other_processes", []))
+    sizes = [facts.get(name) for name in ("total_bytes", "free_bytes", "own_use_bytes")]
+    if None in sizes:
+        return listed
+    total, free, own = (int(size) for size in sizes if size is not None)
+    return max(listed, total - free - own)
 
 
 def _idle_bytes(facts: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.failure import xid
@@ -102,26 +102,6 @@ def _gpu_oom(text: str, level: str) -> Meaning:
     found = shortage(facts)
     facts |= {"level": level} | ({"shortage": found} if found else {})
     return Meaning(Reason.GPU_OOM, _GPU_HINTS.get(found or "", _GPU_HINT), facts)
-
-
-def in_frame(found: Meaning, source: str) -> Meaning:
-    """The same, better known from the source line it was raised at.
-
-    A fused attention kernel asks for little more than its output. A large part of the card at once is asked for by the
-    math kernel that PyTorch falls back to: scores in full, grouped heads expanded, all of it in float32.
-    """
-    if found.kind != Reason.GPU_OOM or "scaled_dot_product_attention" not in source:
-        return found
-    requested, total = found.facts.get("requested_bytes", 0), found.facts.get("total_bytes", 0)
-    if not total or requested < total / 10:
-        return found
-    return replace(found, hint=_MATH_FALLBACK, facts={**found.facts, "cause": "math_fallback"})
-
-
-_MATH_FALLBACK = (
-    "attention fell back to PyTorch's math kernel, which holds all scores and expands grouped heads in float32:"
-    " drop enable_gqa or the boolean mask, or choose flex; torch.nn.attention.sdpa_kernel says why the fused ones refuse"
-)
 
 
 def _host(text: str) -> Meaning:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from remote.drafter.measure import Meter, memory_facts
+from remote.drafter.measure import Meter
 from remote.drafter.ranks import Ranks
-from remote.drafter.snapshot import snapshot_facts
+from remote.drafter.snapshot import facts_of
 from remote.report import Reporter
 from remote.rundir import AttemptDir, RunDir
 from remote.spec import DFlashSpec
@@ -71,7 +71,7 @@ def failures_placed(job: Job, meter: Meter, *, stage: str = "training") -> Itera
     try:
         yield
     except Exception as error:
-        facts = memory_facts(job.device) | snapshot_facts(error, job.device, job.attempt.artifacts, job.reporter.writer)
+        facts = facts_of(error, job.device, job.attempt.artifacts, job.reporter.writer)
         cause = job.ranks.cause_of(error)
         job.reporter.failure(cause, stage=meter.current or stage, step=meter.step, facts=facts)
         if cause is error:

@@ -10,22 +10,22 @@ On a processor there is nothing of the kind: there the failure has no snapshot a
 from __future__ import annotations
 
 import pickle
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from remote.drafter.held import is_library, summarise
+from remote.drafter.measure import memory_facts
+from remote.report import Reporter
 from remote.rundir import write_json, write_whole
 
 MAX_ENTRIES = 20_000  # allocations and frees in the ring; a step of the bundled trainer has some thousands
 LIMIT_BYTES = 64 * 1024**2  # past some 500 MB the viewer opens nothing (pytorch #129674); this one is quick to fetch
-MOST_FRAMES = 30  # in the summary file; a failure itself names the first few
 NAMED_FRAMES = 5
-NO_STACK = "(no Python stack: a backward pass in autograd's own thread, or before recording began)"
-_LIBRARY = re.compile(r"site-packages|dist-packages|lib/python3|<frozen|<string>|\?\?")
+OWN_FRAMES, MOST_TENSORS = 3, 12  # of a traceback, innermost; tensors named with their shapes
 _REFUSALS = (RuntimeError, AttributeError, TypeError, ValueError, KeyError, MemoryError, OSError)
 
 Take = Callable[[], dict[str, Any]]
@@ -43,27 +43,43 @@ def record_allocations(device: torch.device) -> str | None:
 
 
 def snapshot_facts(
-    error: BaseException, device: torch.device, folder: Path, name: str, take: Take | None = None
+    error: BaseException, device: torch.device, folder: Path | None, name: str, take: Take | None = None
 ) -> dict[str, Any]:
     """Keeps a snapshot when `error` is the allocator's out-of-memory error; what a failure says of it.
 
-    memory_snapshot   the file's name in `folder`, or null and then memory_snapshot_why
-    memory_held       the frames that held most, {frame, bytes, num_blocks}; all in the .json beside it
+    memory_snapshot       the file's name in `folder`, or null and then memory_snapshot_why
+    memory_held           the frames that held most, {frame, bytes, num_blocks}; all in the .json beside it
+    memory_kept           what loops, the optimizer and the backward keep; see `held.summarise`
+    tensors               shapes at hand where the error was raised
+    expandable_segments   whether the allocator could grow its segments
     """
-    if device.type != "cuda" or not isinstance(error, torch.OutOfMemoryError):
+    if not isinstance(error, torch.OutOfMemoryError) or (take is None and device.type != "cuda"):
         return {}
+    facts: dict[str, Any] = {"tensors": tensors_at(error)}
     try:
         snapshot = (take or torch.cuda.memory._snapshot)()
-        file, summary = folder / f"memory-{name}.pickle", summarise(snapshot)
-        write_json(file.with_suffix(".json"), summary)
-        held = summary["held"][:NAMED_FRAMES]
-        content = bounded(snapshot)
-        if content is None:
-            return _none(f"even without its history it is larger than {LIMIT_BYTES} bytes", held)
-        write_whole(file, content)
+        summary = summarise(snapshot)
+        facts |= {
+            "memory_held": summary["held"][:NAMED_FRAMES],
+            "memory_kept": summary["kept"],
+            "memory_held_bytes": summary["held_bytes"],
+            "expandable_segments": snapshot.get("allocator_settings", {}).get("expandable_segments"),
+        }
+        return facts | _kept_file(snapshot, summary, folder, name)
     except _REFUSALS as refused:
-        return _none(_line(refused), [])
-    return {"memory_snapshot": file.name, "memory_held": held}
+        return {"memory_held": []} | facts | _none(_line(refused))
+
+
+def _kept_file(snapshot: dict[str, Any], summary: dict[str, Any], folder: Path | None, name: str) -> dict[str, Any]:
+    if folder is None:
+        return _none("run by hand: there is no run folder to keep it in")
+    file = folder / f"memory-{name}.pickle"
+    write_json(file.with_suffix(".json"), summary)
+    content = bounded(snapshot)
+    if content is None:
+        return _none(f"even without its history it is larger than {LIMIT_BYTES} bytes")
+    write_whole(file, content)
+    return {"memory_snapshot": file.name}
 
 
 def bounded(snapshot: dict[str, Any], limit_bytes: int = LIMIT_BYTES) -> bytes | None:
@@ -78,42 +94,60 @@ def bounded(snapshot: dict[str, Any], limit_bytes: int = LIMIT_BYTES) -> bytes |
         traces = [trace[(len(trace) + 1) // 2 :] for trace in traces]
 
 
-def summarise(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Bytes in use by the innermost frame of the trainer's own code that allocated them, most first."""
-    held: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    free = [0]
-    for block in _blocks(snapshot):
-        if block["state"] == "inactive":
-            free.append(block["size"])
-            continue
-        of_frame = held[_frame(block.get("frames", []))]
-        of_frame[0] += block["size"]
-        of_frame[1] += 1
-    ordered = sorted(held.items(), key=lambda item: -item[1][0])
-    return {
-        "held": [{"frame": name, "bytes": size, "num_blocks": count} for name, (size, count) in ordered[:MOST_FRAMES]],
-        "num_frames": len(held),
-        "held_bytes": sum(size for size, _ in held.values()),
-        "reserved_bytes": sum(segment["total_size"] for segment in snapshot["segments"]),
-        "free_bytes": sum(free),
-        "largest_free_bytes": max(free),
-        "num_entries": sum(len(trace) for trace in snapshot.get("device_traces", [])),
-    }
+def tensors_at(error: BaseException) -> list[dict[str, Any]]:
+    """Tensors that the innermost frames of the user's own code had at hand, largest first: name, shape, dtype, function.
+
+    Shapes alone, never values. They say whether a size that was asked for is one of this frame's making.
+    """
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        if not is_library(trace.tb_frame.f_code.co_filename):
+            frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    seen: dict[int, tuple[int, dict[str, Any]]] = {}
+    for frame in reversed(frames[-OWN_FRAMES:]):
+        for name, value in list(frame.f_locals.items()):
+            if isinstance(value, torch.Tensor) and id(value) not in seen:
+                dtype, where = str(value.dtype).removeprefix("torch."), frame.f_code.co_name
+                told = {"name": name, "shape": list(value.shape), "dtype": dtype, "function": where}
+                seen[id(value)] = (value.numel() * value.element_size(), told)
+    ordered = sorted(seen.values(), key=lambda item: -item[0])
+    return [told for _, told in ordered[:MOST_TENSORS]]
 
 
-def _blocks(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for segment in snapshot["segments"]:
-        yield from segment["blocks"]
+def facts_of(
+    error: BaseException, device: torch.device, folder: Path | None, name: str, take: Take | None = None
+) -> dict[str, Any]:
+    """Who held how much when `error` was raised. A card that no longer answers costs these facts, never the error."""
+    try:
+        facts: dict[str, Any] = dict(memory_facts(device))
+    except _REFUSALS as refused:
+        return {"memory_facts_why": _line(refused)}
+    return facts | snapshot_facts(error, device, folder, name, take)
 
 
-def _frame(frames: list[dict[str, Any]]) -> str:
-    """Innermost first; the library's own say nothing about whose tensor it is, unless there are no others."""
-    own = [frame for frame in frames if not _LIBRARY.search(frame["filename"])] or frames
-    return f"{own[0]['filename']}:{own[0]['line']} {own[0]['name']}" if own else NO_STACK
+@contextmanager
+def failures_explained(reporter: Reporter, *, take: Take | None = None) -> Iterator[None]:
+    """For a script of the user's own: what the bundled trainer keeps of a failure, kept of theirs as well.
+
+        with reporter.job(), failures_explained(reporter):
+            train()
+
+    Begins to record who allocates what. An exception goes on, whole, once it has been reported.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    told = record_allocations(device)
+    if told is not None:
+        reporter.note(told)
+    try:
+        yield
+    except Exception as error:
+        reporter.failure(error, facts=facts_of(error, device, reporter.artifacts, reporter.writer, take))
+        raise
 
 
-def _none(why: str, held: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"memory_snapshot": None, "memory_snapshot_why": why, "memory_held": held}
+def _none(why: str) -> dict[str, Any]:
+    return {"memory_snapshot": None, "memory_snapshot_why": why}
 
 
 def _line(error: BaseException) -> str:
