@@ -25,6 +25,7 @@ from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switc
 from remote.spec import DFlashSpec, parse
 
 Found = TypeVar("Found")
+MOST_OFFERED = 5  # changes that a page shows, and that `smoke --try` takes
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,19 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
     if capacity_bytes is None:
         with suppress(UsageError):  # a host that nobody has looked at
             capacity_bytes, told = _seen_capacity(places, ended.run.host)[0], f"host {ended.run.host} as last seen"
+    capacity_bytes, told = _allowed(ended.failures, capacity_bytes, told)
     room_bytes = None if capacity_bytes is None else max(capacity_bytes - short_bytes, 0)
     return Fits(_planned(spec, room_bytes, told, device=str(kept["device"])), short_bytes)
+
+
+def _allowed(failures: Sequence[FailureRow], capacity_bytes: int | None, told: str) -> tuple[int | None, str]:
+    """The card or the machine, or less where the process was allowed less: what fits must fit there."""
+    facts = failures[0].facts if failures else {}
+    limits = [facts.get(name) for name in ("allowed_bytes", "limit_bytes")]
+    least = min((size for size in limits if isinstance(size, int)), default=None)
+    if least is None or (capacity_bytes is not None and capacity_bytes <= least):
+        return capacity_bytes, told
+    return least, "what the process was allowed"
 
 
 def usual_device(spec: DFlashSpec) -> str:

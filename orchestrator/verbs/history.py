@@ -110,7 +110,7 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool) -
         terminal.document(**vars(found), fits=None if fits is None else plan_page.fits_document(fits))
         return
     terminal.lines(page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom))
-    terminal.lines(["", *plan_page.fits_lines(fits, width=terminal.width)] if fits is not None else [])
+    terminal.lines(["", *plan_page.fits_lines(fits, found.run, width=terminal.width)] if fits is not None else [])
     _say_if_unfollowed(terminal, [found.run])
 
 

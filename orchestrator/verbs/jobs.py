@@ -29,13 +29,14 @@ from orchestrator.verbs.words import gib, state_cell
 from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, RUN, SIZE
 
 if TYPE_CHECKING:
-    from orchestrator.actions import jobs, life, order
+    from orchestrator.actions import jobs, life, order, trying
     from orchestrator.actions.order import Order
     from orchestrator.actions.sending import Launched
 else:
     jobs = lazy("orchestrator.actions.jobs")
     life = lazy("orchestrator.actions.life")
     order = lazy("orchestrator.actions.order")
+    trying = lazy("orchestrator.actions.trying")
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 STARTS = ("0", "1", "2", "4")
@@ -109,17 +110,25 @@ def deploy(terminal: Terminal, **words: Any) -> None:
 
 @verb(
     "smoke",
-    exits=(*STARTS, "10", "11", "12", "13"),
+    exits=(*STARTS, "5", "10", "11", "12", "13"),
     examples=[
         "draftyard smoke smollm2",
         "draftyard smoke qwen3.6-27b -b ddtree --host gpu fwd_bwd",
         "draftyard smoke smollm2 --script check.py",
+        "draftyard smoke qwen3.6-27b -b ddtree --host gpu --try 1",
     ],
 )
 @order_options
 @click.argument("rungs", nargs=-1, metavar="[RUNG]…")
 @click.option("--script", metavar="FILE", help="Run a test script of your own instead; - reads it from stdin.")
 @click.option("--cap", "cap_bytes", type=SIZE, help="Cap the memory a GPU job may take, such as 95GiB.")
+@click.option(
+    "--try",
+    "number",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With the Nth suggestion of the branch's newest run that ran out of memory, as `show RUN --oom` numbers them.",
+)
 @click.option("--again", is_flag=True, help="Also the rungs that have passed for the same fingerprint.")
 @click.option("--detach", is_flag=True, help="Start them and return; `wait` and `show` tell the rest.")
 def smoke(
@@ -128,6 +137,7 @@ def smoke(
     script: str | None,
     *,
     cap_bytes: int | None,
+    number: int | None,
     again: bool,
     detach: bool,
     **words: Any,
@@ -137,6 +147,8 @@ def smoke(
     Each rung runs in its own process on the worst batch the recipe allows. Rungs that have passed for
     exactly the same fingerprint are left out, unless named or with --again.
     """
+    if number is not None:
+        words, cap_bytes = _with_suggestion(terminal, words, number, cap_bytes, is_script=script is not None)
     asked = make_order(terminal, words)
     if script is not None:
         content, name = _script(script)
@@ -283,6 +295,19 @@ def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -
     else:
         terminal.lines(run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s))
     raise click.exceptions.Exit(life.outcome_code(run))
+
+
+def _with_suggestion(
+    terminal: Terminal, words: dict[str, Any], number: int, cap_bytes: int | None, *, is_script: bool
+) -> tuple[dict[str, Any], int | None]:
+    """The words with a suggestion's overrides before the person's own, and the cap that the run had."""
+    if is_script:
+        raise UsageError("--try climbs rungs with a suggestion; a script of --script has no plan to take one from")
+    found = trying.trial(terminal.places, words["recipe"], branch=words["branch"], number=number)
+    typed = " ".join(f"--set {override}" for override in found.overrides)
+    terminal.say(f"suggestion {number} of run {found.run_id}: {found.name}; the same by hand: {typed}")
+    overrides = (*found.overrides, *words["overrides"])
+    return {**words, "overrides": overrides}, found.cap_bytes if cap_bytes is None else cap_bytes
 
 
 def _nothing_to_climb(terminal: Terminal, asked: Order, fingerprint: str) -> None:

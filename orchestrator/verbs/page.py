@@ -14,6 +14,7 @@ from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
 from orchestrator.store.rows import FailureRow, RunRow, State
 from orchestrator.units import duration
+from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
 from orchestrator.verbs.table import Column, heading, pairs, table
 from orchestrator.verbs.words import ago, clock, gib, grace_left, metric, number, state_cell
@@ -127,7 +128,8 @@ def _failure(failure: FailureRow, *, is_whole: bool) -> list[str]:
         ("hint", failure.hint),
         ("where", ", ".join([*where, f"attempt {failure.attempt}"])),
     ]
-    items += [("told by", failure.source), *((name, fact(name, value)) for name, value in facts.items())]
+    plain = ((name, fact(name, value)) for name, value in facts.items() if name not in TELLING)
+    items += [("told by", failure.source), *held_rows(facts), *plain]
     lines = [heading(f"Failure: {failure.kind}"), *pairs([(name, text) for name, text in items if text])]
     return lines + (
         ["", *map(inert, failure.traceback.rstrip().splitlines())] if is_whole and failure.traceback else []

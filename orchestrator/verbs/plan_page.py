@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.actions.plans import Effect, Fits, Planned, plan_body
+from orchestrator.actions.log_text import inert
+from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, plan_body
 from orchestrator.actions.step_time import time_sentence, time_text
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table
 from orchestrator.verbs.words import gib, number
 
 if TYPE_CHECKING:
+    from orchestrator.store.rows import RunRow
     from remote.plan import Plan
     from remote.plan.advice import Switch
-
-MAX_SWITCHES = 5
 
 
 def plan_page(found: Planned, *, width: int | None) -> list[str]:
@@ -60,16 +61,21 @@ def plan_document(found: Planned) -> dict[str, Any]:
     }
 
 
-def fits_lines(fits: Fits, *, width: int | None) -> list[str]:
-    """Of a run that ran out of memory, below its failure."""
+def fits_lines(fits: Fits, run: RunRow, *, width: int | None) -> list[str]:
+    """Of a run that ran out of memory, below its failure: what would fit, by the numbers that `smoke --try` takes."""
     if fits.planned is None:
         return [heading("What would fit"), fits.note]
     found = fits.planned
     head = [heading(f"The run's own plan, against {gib(found.plan.capacity_bytes)}"), *pairs(_totals(found)[:-3])]
     short = f"it needed {gib(fits.short_bytes)} more than its plan said; what is offered leaves that free"
     none = ["no single change fits; a smaller target or a shorter row is needed"]
-    advice = _advice(found, width=width) if found.switches else none
-    return [*head, *([short] if fits.short_bytes else []), "", *advice]
+    advice = _advice(found, width=width, is_numbered=True) if found.switches else none
+    words = ["draftyard", "smoke", run.recipe, "-b", run.branch, "--host", run.host, "--try", "1"]
+    try_it = [
+        "",
+        f"{shlex.join([inert(word) for word in words])}    # the rungs with the first of these; N for the Nth",
+    ]
+    return [*head, *([short] if fits.short_bytes else []), "", *advice, *(try_it if found.switches else [])]
 
 
 def fits_document(fits: Fits) -> dict[str, Any]:
@@ -123,22 +129,22 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
     return items
 
 
-def _advice(found: Planned, *, width: int | None) -> list[str]:
+def _advice(found: Planned, *, width: int | None, is_numbered: bool = False) -> list[str]:
     told = "What would fit" if found.plan.verdict == "does not fit" else "What would lower the peak"
-    return [heading(told), *_switches(found.switches[:MAX_SWITCHES], width=width)]
+    return [heading(told), *_switches(found.switches[:MOST_OFFERED], width=width, is_numbered=is_numbered)]
 
 
-def _switches(found: list[Switch], *, width: int | None) -> list[str]:
+def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> list[str]:
     """A line for what a change buys and, whole, what to type for it."""
     columns = [Column("change"), Column("saves", is_number=True), Column("work", is_number=True), Column("result")]
     rows = [
         [
-            switch.name,
+            f"{place} {switch.name}" if is_numbered else switch.name,
             gib(switch.saved_bytes),
             f"x{switch.work_factor:.2f}",
             "same" if switch.keeps_result else "differs",
         ]
-        for switch in found
+        for place, switch in enumerate(found, 1)
     ]
     head, *lines = table(columns, rows, width=width)
     told = [head]

@@ -1,0 +1,80 @@
+"""What an out-of-memory page offers, tried: a branch's newest run that ran out, and its Nth suggestion as overrides.
+
+Nothing is started here. The page is `draftyard show RUN --oom`; its suggestions are planned with the run's own values, so
+what is tried is those values with one suggestion on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.actions import history
+from orchestrator.actions.history import MEMORY_REASONS, RunPage, open_reader
+from orchestrator.actions.places import Places
+from orchestrator.actions.plans import MOST_OFFERED, would_fit
+from orchestrator.actions.recipes import resolve
+from orchestrator.errors import RunNotFound, UsageError
+from orchestrator.store.rows import Kind, Reason, RunRow
+from remote.plan.advice import Switch
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One suggestion of one run's page."""
+
+    run_id: str
+    number: int
+    name: str
+    overrides: tuple[str, ...]  # the run's own, then the suggestion's
+    cap_bytes: int | None  # of the GPU memory that the run was allowed, where it was a capped smoke run
+
+
+def trial(places: Places, word: str, *, branch: str | None, number: int) -> Trial:
+    """RunNotFound (exit 5) where no run of the branch ran out of memory, UsageError where its page offers no such number."""
+    spec = resolve(places, word, branch=branch)[1].spec
+    run = _newest(places, spec.recipe, spec.branch)
+    if run is None:
+        raise RunNotFound(
+            f"no run of recipe {spec.recipe}, branch {spec.branch}, ran out of memory; --try N takes the Nth suggestion of"
+            " such a run's page: draftyard show RUN --oom"
+        )
+    page = history.show(places, run.id)
+    offered = _offered(places, page)
+    if not 1 <= number <= len(offered):
+        named = "; ".join(f"{place} {switch.name}" for place, switch in enumerate(offered, 1))
+        raise UsageError(f"--try {number}: the page of run {run.id} offers {named or 'nothing that fits'}")
+    chosen = offered[number - 1]
+    own = tuple(str(item) for item in page.launch.get("overrides") or ())
+    return Trial(run.id, number, chosen.name, (*own, *chosen.overrides), _cap_of(page))
+
+
+def _newest(places: Places, recipe: str, branch: str) -> RunRow | None:
+    with open_reader(places) as reader:
+        runs = reader.runs(kind=None)
+    ours = (run for run in runs if (run.recipe, run.branch) == (recipe, branch))
+    return next((run for run in ours if run.reason in MEMORY_REASONS), None)
+
+
+def _offered(places: Places, page: RunPage) -> list[Switch]:
+    """UsageError where nothing can be planned; for a script with what its page suggests in words."""
+    if page.spec.get("entry") != "dflash":
+        remedies = page.failures[0].facts.get("remedies") if page.failures else None
+        said = [str(item["text"]) for item in remedies or () if isinstance(item, dict) and "text" in item]
+        told = "".join(
+            f"\n  {text}" for text in said or [page.failures[0].hint if page.failures else "look at its log"]
+        )
+        raise UsageError(f"run {page.run.id}: a script of its own has no plan, so --try has nothing to set{told}")
+    fits = would_fit(places, page)
+    if fits is None:
+        what = "the host's memory" if page.run.reason != Reason.GPU_OOM else "GPU memory"
+        raise UsageError(f"run {page.run.id} ran out of {what}, of which its plan says nothing")
+    if fits.planned is None:
+        raise UsageError(f"run {page.run.id}: {fits.note}, so --try has nothing to set")
+    return fits.planned.switches[:MOST_OFFERED]
+
+
+def _cap_of(page: RunPage) -> int | None:
+    if page.run.kind != Kind.SMOKE or page.run.reason != Reason.GPU_OOM or not page.failures:
+        return None
+    allowed = page.failures[0].facts.get("allowed_bytes")
+    return allowed if isinstance(allowed, int) else None

@@ -1,0 +1,139 @@
+"""`smoke --try N`: the suggestions of an out-of-memory page, tried on the real host `local`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.plans import plan_body
+from orchestrator.actions.recipes import resolve
+from orchestrator.store.rows import Document, FailureRow, State
+from orchestrator.store.writes import Store
+from remote.plan import plan
+from remote.spec import DFlashSpec, dump
+from tests.orchestrator.runs import new_run
+from tests.orchestrator.yard import Yard
+
+RECIPE = """\
+name: small
+why: The bundled trainer at a width that any processor trains in a second.
+base:
+  entry: dflash
+  target:
+    source: /nowhere
+    hidden_size: 32
+    num_layers: 4
+    vocab_size: 96
+    tied_embeddings: true
+    num_parameters: 40000
+    eos_token_id: 2
+    pad_token_id: 2
+  drafter:
+    num_layers: 4
+    intermediate_size: 64
+    num_heads: 4
+    num_kv_heads: 2
+    head_dim: 16
+    captured_layers: [0, 1, 2]
+    block_size: 8
+    mask_token_id: 3
+    rope_theta: 10000.0
+    max_position_embeddings: 4096
+    attention: sdpa
+  data: {prompts: p.jsonl, answers: a.jsonl, held_out: h.jsonl, row_tokens: 512, max_anchors: 32, anchors_per: row}
+  train: {num_steps: 4, dtype: float32}
+branches:
+  narrow: {why: Fits anywhere.}
+  wide: {why: Asks for a few hundred MiB more., data: {max_anchors: 400}}
+"""
+RAN_OUT = "oom2345x"
+
+
+@pytest.fixture
+def places(yard: Yard) -> Places:
+    yard.edit("small.yaml", RECIPE)
+    return find_places(yard.root, {"HOME": str(yard.root), "XDG_CONFIG_HOME": str(yard.root / "config")})
+
+
+def ran_out(places: Places, *, share: float = 0.93, overrides: Sequence[str] = ("train.seed=7",)) -> None:
+    """A training of the branch `wide` as it ends where the process was allowed this share of what its plan wants."""
+    spec = resolve(places, "small", branch="wide", overrides=overrides)[1].spec
+    assert isinstance(spec, DFlashSpec)
+    made = plan(spec, device="cpu", capacity_bytes=64 * 2**30)
+    documents = {
+        Document.SPEC: dump(spec),
+        Document.PLAN: json.dumps(plan_body(made)),
+        Document.LAUNCH: json.dumps({"gpus": [], "overrides": list(overrides)}),
+    }
+    facts = {"limit_bytes": round(made.driver_bytes * share), "requested_bytes": 1024}
+    failure = FailureRow(
+        run_id=RAN_OUT, attempt=1, kind="host_oom", message="can't allocate memory", hint="", source="rank0",
+        stage="forward", step=1, traceback="", facts=facts, at_s=1.0, is_first_cause=True,
+    )  # fmt: skip
+    with Store(places.db) as store:
+        store.create_run(new_run(RAN_OUT, recipe="small", branch="wide", documents=documents))
+        store.new_attempt(RAN_OUT)
+        store.replace_failures(RAN_OUT, 1, [failure])
+        store.set_state(RAN_OUT, State.FAILED, reason="host_oom", evidence="exit file: code 1")
+
+
+@pytest.mark.slow
+def test_the_first_suggestion_is_climbed_with_the_runs_own_values(yard: Yard, places: Places) -> None:
+    ran_out(places)
+    page = yard.json("show", RAN_OUT)["fits"]["planned"]["switches"]
+    assert yard.run("show", RAN_OUT, "--oom") == 0
+    assert f"1 {page[0]['name']}" in yard.out
+    assert "draftyard smoke small -b wide --host local --try 1" in yard.out
+
+    assert yard.run("smoke", "small", "-b", "wide", "fwd", "--try", "1") == 0, yard.out + yard.err
+
+    assert f"suggestion 1 of run {RAN_OUT}: {page[0]['name']}" in yard.err
+    run = yard.json("ls", "--kind", "smoke")["runs"][0]
+    tried = yard.json("show", run["id"])
+    assert tried["launch"]["overrides"] == ["train.seed=7", *page[0]["overrides"]]
+    for override in page[0]["overrides"]:
+        key, _, value = override.partition("=")
+        section, _, name = key.partition(".")
+        assert str(tried["spec"][section][name]) == value
+
+
+def test_what_is_offered_fits_what_the_process_was_allowed(yard: Yard, places: Places) -> None:
+    ran_out(places)
+    limit = yard.json("show", RAN_OUT)["failures"][0]["facts"]["limit_bytes"]
+
+    planned = yard.json("show", RAN_OUT)["fits"]["planned"]
+
+    assert planned["plan"]["capacity_bytes"] == limit < 64 * 2**30
+    assert planned["switches"]
+    assert all(item["driver_bytes"] <= limit for item in planned["switches"])
+
+
+def test_a_number_that_the_page_does_not_offer_names_those_it_does(yard: Yard, places: Places) -> None:
+    ran_out(places)
+    offered = yard.json("show", RAN_OUT)["fits"]["planned"]["switches"]
+
+    assert yard.run("smoke", "small", "-b", "wide", "--try", "9") == 2
+
+    assert f"--try 9: the page of run {RAN_OUT} offers 1 {offered[0]['name']}" in yard.err
+
+
+def test_a_branch_that_never_ran_out_has_nothing_to_try(yard: Yard, places: Places) -> None:
+    ran_out(places)
+
+    assert yard.run("smoke", "small", "-b", "narrow", "--try", "1") == 5
+
+    assert "no run of recipe small, branch narrow, ran out of memory" in yard.err
+    assert yard.run("smoke", "small", "-b", "wide", "--try", "0") == 2
+    assert yard.run("smoke", "small", "-b", "wide", "--try", "1", "--script", "-") == 2
+
+
+@pytest.mark.slow
+def test_a_script_of_ones_own_is_told_that_it_has_no_plan(yard: Yard) -> None:
+    assert yard.run("launch", "tiny", "-b", "oom", "--force", "to see it end", "--follow") == 12
+
+    assert yard.run("smoke", "tiny", "-b", "oom", "--try", "1") == 2
+
+    assert "a script of its own has no plan" in yard.err
