@@ -2,7 +2,8 @@
 
 `remote/receive.py` is the other end: it says what it lacks, checks what it gets, and renames the
 tree into place, so a cut leaves nothing that looks whole and two clients at once do no harm. Small
-contents travel together and compressed, large ones alone and resumable.
+contents travel together and compressed, large ones alone and resumable. Question, answer and content
+are one command there: over a long line every further command would be a round trip more.
 
 It does not decide what belongs to a tree, and it deletes nothing on this side.
 """
@@ -10,23 +11,20 @@ It does not decide what belongs to a tree, and it deletes nothing on this side.
 from __future__ import annotations
 
 import base64
-import contextlib
-import json
-import tempfile
+import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import Any, cast
 
-from orchestrator.shell.stream import IDLE_S, PIECE_BYTES, Deadline, Source, StreamShell, told
+from orchestrator.parcel import PACK_UP_TO_BYTES, Parcel, Progress, changed, header, source_of
+from orchestrator.shell.stream import IDLE_S, Deadline, Source, StreamShell, told
 from orchestrator.tree import Entry, ShipError, Tree, sha256_of
 from orchestrator.workplace import Workplace, run_script
 from remote.arriving import QUIET_S
 from remote.manifest import MARKER
+from remote.rundir import json_object
 
-PACK_UP_TO_BYTES = 1024**2
-SPOOL_BYTES = 64 * 1024**2  # a larger pack is kept in a temporary file
 # A tree whose marker was written in this boot of the host, and in which nothing was touched since, is whole; Python is
 # not even started for that answer. The touch tells `gc` that somebody is about to use it. A file's mtime can be set, its
 # ctime cannot; a folder's ctime is newer than its marker once it was renamed into place. Where `find` does not know
@@ -53,14 +51,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-
-
-@dataclass(frozen=True)
-class Progress:
-    sent_bytes: int
-    total_bytes: int
-    bytes_per_s: float
-    waits_for: str = ""  # who is sending the same content just now: a process on the host
 
 
 @dataclass(frozen=True)
@@ -93,21 +83,22 @@ def ship(
     """Makes the host have the tree, whole and checked; ShipError says what stands in the way."""
     errand = _Errand(tree, shell, place, on_progress, patience)
     sent_bytes = sent_files = num_rounds = 0
-    answer = _wanted(errand)
-    was_there = answer.is_whole
+    refused, quiet = "", Deadline(patience.busy_s)
     while num_rounds < ROUNDS:
+        talk = _Talk(errand)
+        answer = talk.outcome()
         if answer.busy:
-            answer = _waited(errand, answer)
+            _wait(errand, answer, quiet)
+            continue
+        quiet.renew()
+        num_rounds += 1
+        if talk.parcel is not None:
+            sent_bytes, sent_files = sent_bytes + talk.parcel.content_bytes, sent_files + talk.parcel.num_contents
         if answer.is_whole:
-            return Shipped(place.tree_dir(tree.hash), tree.hash, sent_bytes, sent_files, was_there)
-        parcel = _Parcel(tree, answer.missing, on_progress)
-        with contextlib.closing(parcel):
-            answer = _give(errand, Source(cast(Any, parcel), parcel.total_bytes))
-        if not answer.busy:
-            num_rounds += 1
-            sent_bytes, sent_files = sent_bytes + parcel.content_bytes, sent_files + parcel.num_contents
-            _raise_if_changed(tree, answer)
-    raise ShipError(f"{shell.label}: the tree is still not whole after {ROUNDS} tries: {answer.refused}")
+            return Shipped(place.tree_dir(tree.hash), tree.hash, sent_bytes, sent_files, was_there=sent_files == 0)
+        refused = answer.refused
+        _raise_if_changed(tree, answer)
+    raise ShipError(f"{shell.label}: the tree is still not whole after {ROUNDS} tries: {refused}")
 
 
 @dataclass(frozen=True)
@@ -121,12 +112,50 @@ class _Errand:
     patience: Patience
 
 
-def _waited(errand: _Errand, answer: Answer) -> Answer:
-    """What is missing once nobody else sends it; ShipError when another client holds it and brings nothing."""
+class _Talk:
+    """One command over there: it says what it lacks of the tree, is sent that, and says whether the tree is whole.
+
+    A tree that is there, or only has to be put together, is whole by the question alone, and nothing is sent.
+    """
+
+    def __init__(self, errand: _Errand) -> None:
+        self._errand = errand
+        self._said: list[bytes] = []
+        self._answered = threading.Event()
+        self.parcel: Parcel | None = None  # what is sent, once the answer says what is missing
+
+    def outcome(self) -> Answer:
+        tree, place = self._errand.tree, self._errand.place
+        unless = [_IS_WHOLE, f"{place.tree_dir(tree.hash)}/{MARKER}"]
+        words, head = _asked(self._errand, "make", tree.entries)
+        source = Source(cast(Any, self), None, head=head, after=self._answered)
+        return _received(self._errand, words, source, unless=unless, hear=self._hear)
+
+    def read(self, size: int) -> bytes:
+        return b"" if self.parcel is None else self.parcel.read(size)
+
+    def _hear(self, piece: bytes) -> None:
+        if self.parcel is None:
+            self._said.append(piece)
+        if self.parcel is not None or b"\n" not in piece:
+            return
+        first = json_object(b"".join(self._said).partition(b"\n")[0])
+        if first is None or "error" in first:  # the last word says it
+            return
+        answer = _read(self._errand.shell, self._errand.tree, first)
+        if answer.missing and not answer.busy:
+            self.parcel = Parcel(self._errand.tree, answer.missing, self._errand.on_progress)
+            self._answered.set()
+
+
+def _wait(errand: _Errand, answer: Answer, quiet: Deadline) -> None:
+    """Until nobody else sends what is missing; ShipError when another client holds it and brings nothing."""
     tree, patience = errand.tree, errand.patience
-    quiet, sizes = Deadline(patience.busy_s), {entry.sha256: entry.size_bytes for entry in tree.entries}
+    sizes = {entry.sha256: entry.size_bytes for entry in tree.entries}
     large = {sha for sha, _ in answer.missing if sizes[sha] > PACK_UP_TO_BYTES}  # others are not waited for
-    question = _header(tree, {entry.sha256: entry for entry in tree.entries if entry.sha256 in large}.values())
+    words, head = _asked(
+        errand, "look", {entry.sha256: entry for entry in tree.entries if entry.sha256 in large}.values()
+    )
     while answer.busy:
         if errand.on_progress is not None:
             total = sum(sizes[sha] for sha, _ in answer.missing)
@@ -137,38 +166,24 @@ def _waited(errand: _Errand, answer: Answer) -> Answer:
                 f"{answer.busy}\n  a receiver ends by itself {QUIET_S:g} s after the last byte; end that process there, or try again later"
             )
         time.sleep(patience.pause_s)
-        before, answer = answer, _ask(errand, "look", question)
+        before, answer = answer, _received(errand, words, Source.of(head))
         if answer.missing != before.missing:
             quiet.renew()
-        if not answer.busy:
-            answer = _wanted(errand)
-    return answer
 
 
-def _wanted(errand: _Errand) -> Answer:
-    """What of the tree is missing there; a tree that only has to be put together is, by this question."""
-    tree = errand.tree
-    unless = [_IS_WHOLE, f"{errand.place.tree_dir(tree.hash)}/{MARKER}"]
-    return _ask(errand, "want", _header(tree, tree.entries), unless=unless)
-
-
-def _ask(errand: _Errand, verb: str, header: bytes, *, unless: Sequence[str] = ()) -> Answer:
-    """A small header goes as an argument: sshd takes no input in the first round trip."""
-    text = base64.b64encode(header).decode()
+def _asked(errand: _Errand, verb: str, entries: Iterable[Entry]) -> tuple[list[str], bytes]:
+    """The words for the other end, and its stdin: a small question is an argument, as sshd takes no input in the first round trip."""
+    question = header(hash=errand.tree.hash, entries=[entry.row() for entry in entries])
+    text = base64.b64encode(question).decode()
     if len(text) <= ARGUMENT_BYTES:
-        return _received(errand, [verb, errand.place.work_dir, text], Source.of(b""), unless=unless)
-    return _received(errand, [verb, errand.place.work_dir], Source.of(header), unless=unless)
+        return [verb, errand.place.work_dir, text], b""
+    return [verb, errand.place.work_dir], question
 
 
-def _give(errand: _Errand, parcel: Source) -> Answer:
-    return _received(errand, ["take", errand.place.work_dir], parcel)
-
-
-def _received(errand: _Errand, words: Sequence[str], source: Source, *, unless: Sequence[str] = ()) -> Answer:
+def _received(errand: _Errand, words: Sequence[str], source: Source, **more: Any) -> Answer:
     """Runs the other end."""
-    shell = errand.shell
-    answer = run_script(shell, errand.place, "receive", words, source=source, timeout_s=IDLE_S, unless=unless)
-    return _read(shell, errand.tree, answer)
+    answer = run_script(errand.shell, errand.place, "receive", words, source=source, timeout_s=IDLE_S, **more)
+    return _read(errand.shell, errand.tree, answer)
 
 
 def _read(shell: StreamShell, tree: Tree, answer: dict[str, Any]) -> Answer:
@@ -195,93 +210,7 @@ def _is_wanted(item: object, sizes: dict[str, int]) -> bool:
 def _raise_if_changed(tree: Tree, answer: Answer) -> None:
     for entry in tree.entries if answer.refused else ():
         if entry.sha256 == answer.refused:
-            with _source(entry):
+            with source_of(entry):
                 is_same = sha256_of(entry.source) == entry.sha256
             if not is_same:
-                raise _changed(entry)
-
-
-def _changed(entry: Entry, why: str = "") -> ShipError:
-    return ShipError(f"{entry.source} changed while it was shipped{why}; nothing of it is in use there, start again")
-
-
-@contextlib.contextmanager
-def _source(entry: Entry) -> Iterator[None]:
-    """Reading it may fail: it may have been deleted since it was listed."""
-    try:
-        yield
-    except OSError as error:
-        raise _changed(entry, f" ({error.strerror})") from error
-
-
-def _header(tree: Tree, entries: Iterable[Entry], **more: Any) -> bytes:
-    body = {"hash": tree.hash, "entries": [entry.row() for entry in entries], **more}
-    packed = zlib.compress(json.dumps(body).encode(), 1)
-    return len(packed).to_bytes(4, "big") + packed
-
-
-class _Parcel:
-    """The content a host lacks, as one stream: header, small contents packed, large ones as they are.
-
-    Reads like a file, so that a shell can send it at constant memory; tells how far it is.
-    """
-
-    def __init__(
-        self, tree: Tree, missing: Sequence[tuple[str, int]], on_progress: Callable[[Progress], None] | None
-    ) -> None:
-        by_sha = {entry.sha256: entry for entry in tree.entries if entry.link is None}
-        wanted = [(by_sha[sha], have) for sha, have in missing]
-        small = [entry for entry, _ in wanted if entry.size_bytes <= PACK_UP_TO_BYTES]
-        large = [(entry, have) for entry, have in wanted if entry.size_bytes > PACK_UP_TO_BYTES]
-        pack, rows = [[e.sha256, e.size_bytes] for e in small], [[e.sha256, e.size_bytes, have] for e, have in large]
-        self._head = _packed(_header(tree, tree.entries, pack=pack, large=rows), small)
-        large_bytes = sum(entry.size_bytes - have for entry, have in large)
-        self.content_bytes = sum(entry.size_bytes for entry in small) + large_bytes
-        self.num_contents = len(wanted)
-        self.total_bytes = self._head.tell() + large_bytes
-        self._head.seek(0)
-        self._pieces = self._stream(large)
-        self._on_progress, self._sent, self._began = on_progress, 0, time.monotonic()
-
-    def read(self, _size: int) -> bytes:
-        piece = next(self._pieces, b"")
-        self._sent += len(piece)
-        if self._on_progress is not None:
-            rate = self._sent / max(1e-9, time.monotonic() - self._began)
-            self._on_progress(Progress(self._sent, self.total_bytes, rate))
-        return piece
-
-    def close(self) -> None:
-        self._head.close()
-
-    def _stream(self, large: list[tuple[Entry, int]]) -> Iterator[bytes]:
-        while piece := self._head.read(PIECE_BYTES):
-            yield piece
-        for entry, have in large:
-            left = entry.size_bytes - have
-            with _source(entry):
-                stream = entry.source.open("rb")
-            with stream:
-                stream.seek(have)
-                while left:
-                    # A file that shrank is filled up: its hash will not match, and the other end says so.
-                    with _source(entry):
-                        piece = stream.read(min(PIECE_BYTES, left)) or bytes(min(PIECE_BYTES, left))
-                    left -= len(piece)
-                    yield piece
-
-
-def _packed(header: bytes, small: list[Entry]) -> IO[bytes]:
-    """The header and one zlib stream with every small content, each exactly as long as the manifest says."""
-    head = cast(IO[bytes], tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES))  # noqa: SIM115  # the parcel closes it
-    with contextlib.ExitStack() as on_fault:
-        on_fault.enter_context(head)
-        head.write(header)
-        pack = zlib.compressobj(1)
-        for entry in small:
-            with _source(entry):
-                content = entry.source.read_bytes()[: entry.size_bytes].ljust(entry.size_bytes, b"\0")
-            head.write(pack.compress(content))
-        head.write(pack.flush())
-        on_fault.pop_all()
-    return head
+                raise changed(entry)

@@ -1,6 +1,6 @@
 """Where we work on a host: absolute paths, the interpreter, and running our one-file scripts there.
 
-The scripts of `remote/` that a bare host must run (receive, probe, processes, sweep) are sent as text with the
+The scripts of `remote/` that a bare host must run (receive, probe, processes, sweep, reach) are sent as text with the
 command, each with the files of ours that it imports, so they run where nothing of ours lies yet.
 """
 
@@ -10,7 +10,7 @@ import base64
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +32,7 @@ printf '%s\\0' "$HOME" "${XDG_DATA_HOME:-$HOME/.local/share}" "$(command -v -- "
 
 # Without site-packages Python starts in 10 ms; the probe has to find torch in them.
 _BARE = ("-E", "-s", "-S")
-_FLAGS: dict[str, tuple[str, ...]] = {"receive": _BARE, "processes": _BARE, "sweep": _BARE, "probe": ()}
+_FLAGS: dict[str, tuple[str, ...]] = {"receive": _BARE, "processes": _BARE, "sweep": _BARE, "probe": (), "reach": _BARE}
 # How several files travel as one text: each module is made by hand before the one that imports it.
 _PACKAGE = "import types\nsys.modules['remote'] = types.ModuleType('remote')\n"
 _MODULE = "module = sys.modules[{name!r}] = types.ModuleType({name!r})\nexec({text!r}, module.__dict__)\n"
@@ -86,24 +86,32 @@ def run_script(
     source: Source | None = None,
     timeout_s: float = 120.0,
     unless: Sequence[str] = (),
+    hear: Callable[[bytes], object] | None = None,
 ) -> dict[str, Any]:
-    """Runs `remote/<name>.py` over there and reads the JSON object it prints; the time counts from the last byte moved.
+    """Runs `remote/<name>.py` over there and reads the JSON object in its last line; the time counts from the last byte moved.
 
     `unless` is a shell script and its arguments: where it succeeds, its output is the answer and Python is not started.
+    `hear` is told every piece as it comes.
     """
     pieces: list[bytes] = []
-    command = [place.python, *_FLAGS[name], "-c", _script(name), *arguments]
+
+    def take(piece: bytes) -> None:
+        pieces.append(piece)
+        if hear is not None:
+            hear(piece)
+
+    command = script_command(place, name, arguments)
     if unless:
         text, *values = unless
         command = ["sh", "-c", f'({text}) && exit; shift {len(values)}; exec "$@"', "sh", *values, *command]
     ended = shell.stream(
         command,
         source=source or Source.of(b""),
-        sink=pieces.append,
+        sink=take,
         timeout_s=timeout_s,
         idle=True,
     )
-    answer = json_object(b"".join(pieces))
+    answer = json_object(b"".join(pieces).strip().rpartition(b"\n")[2])
     if answer is None:
         said = told(ended.stderr)
         if "Traceback (most recent call last)" in said:  # of a program without a file: nobody can look a line up in it
@@ -112,6 +120,11 @@ def run_script(
             f"{shell.label}: remote/{name}.py ended with exit code {ended.exit_code}: {said or 'no answer'}"
         )
     return answer
+
+
+def script_command(place: Workplace, name: str, arguments: Sequence[str]) -> list[str]:
+    """The argv that runs `remote/<name>.py` over there, the file's text included."""
+    return [place.python, *_FLAGS[name], "-c", _script(name), *arguments]
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """The receiving end of `ship`: makes a tree on this host out of what is here and what arrives.
 
-    python3 - want WORK_DIR [MANIFEST]   the manifest in base64, else on stdin; answers what content is missing
+    python3 - make WORK_DIR [MANIFEST]   the manifest in base64, else on stdin; answers on a line what content is missing,
+                                         takes that from stdin, makes the tree, and answers again
     python3 - look WORK_DIR [MANIFEST]   how much of these contents another client has brought by now, and who sends
-    python3 - take WORK_DIR              stdin: manifest and that content; makes the tree
+
+What is whole needs no content, and what another client sends just now is not taken: then the first answer is the last.
 
 A tree is `<work_dir>/trees/<hash>/` and counts as whole only with its marker inside, which is there
 from the moment the folder has its name: it is built aside, every file's sha256 is checked, and one
@@ -10,222 +12,30 @@ rename puts it in place. Content that arrived before a cut stays in `trees/.part
 again; a large file goes on where it stopped. After a reboot of the host a tree is checked again,
 because files renamed shortly before a power cut may be empty.
 
-Standard library only; it is sent as text together with manifest.py and arriving.py, before anything of ours is on the
+Standard library only; it is sent as text together with manifest.py, trees.py and arriving.py, before anything of ours is on the
 host. Paths that are absolute, climb out of the tree, or links that lead out of it are refused here too.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import fcntl
-import hashlib
 import io
 import json
 import os
-import shutil
 import sys
 import zlib
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from remote.arriving import QUIET_S, Arriving, Content, Silence
-from remote.manifest import (
-    MARKER,
-    PIECE_BYTES,
-    Entry,
-    Refused,
-    boot_id,
-    check,
-    digest_of,
-    hashed,
-    is_right,
-    is_untouched,
-    read_marker,
-    write_marker,
-)
-
-TREES_SEARCHED = 8  # newest first: where content may lie already
-
-
-class Lacking(Exception):
-    """A tree needs content that is nowhere here; its one argument lists the hashes."""
+from remote.manifest import PIECE_BYTES, Entry, Refused, check, hashed
+from remote.trees import Lacking, Staging, Store, holder
 
 
 class Busy(Exception):
     """Another receiver is taking the same large content; its one argument says who."""
-
-
-class Store:
-    """The `trees` folder of a work folder."""
-
-    def __init__(self, work_dir: Path) -> None:
-        self.trees = work_dir / "trees"
-        self.parts = self.trees / ".parts"
-        self.parts.mkdir(parents=True, exist_ok=True)
-
-    def is_whole(self, name: str) -> bool:
-        tree = self.trees / name
-        marker = read_marker(tree)
-        if marker is None:
-            return False
-        is_believed, looked_ns = marker["boot_id"] == boot_id(), self._now_ns()
-        if all((is_believed and is_untouched(tree, entry)) or is_right(tree, entry) for entry in marker["entries"]):
-            if not is_believed:
-                write_marker(tree, name, marker["entries"])
-            os.utime(tree / MARKER, ns=(looked_ns, looked_ns))  # not what was written while we looked
-            return True
-        return False
-
-    def _now_ns(self) -> int:
-        """By the clock of the file system that the trees lie on."""
-        probe = self.parts / f"look.{os.getpid()}"
-        probe.touch()
-        try:
-            return probe.stat().st_mtime_ns
-        finally:
-            probe.unlink()
-
-    def known_content(self) -> dict[str, Path]:
-        """sha256 -> a file that had it when its tree was made; to be checked while it is copied."""
-        found: dict[str, Path] = {}
-        markers = [path for path in self.trees.glob(f"*/{MARKER}") if not path.parent.name.startswith(".")]
-        for path in sorted(markers, key=_modified, reverse=True)[:TREES_SEARCHED]:
-            marker = read_marker(path.parent)
-            for name, _mode, _size, sha, link in marker["entries"] if marker else []:
-                if link is None:
-                    found.setdefault(sha, path.parent / name)
-        return found
-
-    def missing(self, entries: list[Entry]) -> list[list[Any]]:
-        """[sha256, how many bytes are here already] of all content that must travel."""
-        known = self.known_content()
-        wanted: dict[str, int] = {}
-        for _name, _mode, size, sha, link in entries:
-            if link is not None or sha in wanted or (self.parts / sha).is_file():
-                continue
-            if sha not in known or not known[sha].is_file() or known[sha].stat().st_size != size:
-                part = self.part(sha)
-                wanted[sha] = part.stat().st_size if part.is_file() else 0
-        return [[sha, have] for sha, have in wanted.items()]
-
-    def who_sends(self, missing: list[list[Any]]) -> str:
-        """Who is sending one of these contents just now; empty when nobody is."""
-        for sha, have in missing:
-            with contextlib.suppress(FileNotFoundError), self.part(sha).open("rb") as stream:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return f"{holder(stream)} ({have:,} bytes are here)"
-        return ""
-
-    def part(self, sha: str) -> Path:
-        """A content's beginning, found until the next boot: a power cut leaves a file's length and takes its bytes."""
-        return self.parts / f"{sha}.{boot_id()}.part"
-
-    def put_in_place(self, staging: Path, name: str) -> None:
-        tree = self.trees / name
-        while True:
-            try:
-                staging.rename(tree)
-                return
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            if self.is_whole(name):  # another client was faster, with the same content
-                return
-            aside = self.trees / f".spoiled-{name}-{os.getpid()}"
-            tree.rename(aside)
-            os.utime(aside)  # it lies there from now on, however old it is
-
-
-class Staging:
-    """A tree being built aside: left whole and in place, or taken apart again with what arrived kept for the next try."""
-
-    def __init__(self, store: Store, name: str, entries: list[Entry]) -> None:
-        self._store, self._name, self._entries = store, name, entries
-        self._folder = store.trees / f".staging-{name}-{os.getpid()}"
-        self._first: dict[str, Entry] = {}  # content -> the first file that has it
-        for entry in entries:
-            if entry[4] is None:
-                self._first.setdefault(entry[3], entry)
-        self._here: set[str] = set()  # content that lies, checked, at its first place
-
-    def __enter__(self) -> Staging:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        for folder in sorted({str(PurePosixPath(entry[0]).parent) for entry in self._entries} | {"."}):
-            (self._folder / folder).mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder.is_dir():  # it was not put in place
-            for sha in self._here:
-                with contextlib.suppress(OSError):
-                    os.replace(self._place(self._first[sha]), f"{self._store.parts}/{sha}")  # noqa: PTH105
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def keep(self, sha: str, content: bytes) -> None:
-        """Content from the stream goes straight to the first file that has it. Refused when it is not what it should be."""
-        entry = self._first.get(sha)
-        if entry is None or hashlib.sha256(content).hexdigest() != sha:
-            raise Refused(sha)
-        place = self._place(entry)
-        # Strings and plain calls: Path objects cost more than these small files themselves.
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _mode(entry))
-        with os.fdopen(descriptor, "wb", buffering=0) as stream:
-            _write(stream, content, place)
-        self._here.add(sha)
-
-    def keep_part(self, sha: str) -> None:
-        """Content that this receiver has just checked while it came: not read again, as what lay here before is."""
-        entry = self._first.get(sha)
-        if entry is None:
-            raise Refused(sha)
-        with contextlib.suppress(FileNotFoundError):  # another client took it: `finish` finds it there
-            os.replace(self._store.parts / sha, self._place(entry))  # noqa: PTH105
-            os.chmod(self._place(entry), _mode(entry))  # noqa: PTH101
-            self._here.add(sha)
-
-    def finish(self) -> None:
-        """Brings what else is needed from parts and older trees, and puts the tree in place; Lacking names what is nowhere."""
-        known = self._store.known_content() if len(self._here) < len(self._first) else {}
-        files = [entry for entry in self._entries if entry[4] is None]
-        lacking = [entry[3] for entry in files if not self._bring(entry, known.get(entry[3]))]
-        if lacking:
-            raise Lacking(lacking)
-        for path, _mode_there, _size, _sha, link in self._entries:
-            if link is not None:  # after the files, so that none is written through a link
-                (self._folder / path).symlink_to(link)
-        write_marker(self._folder, self._name, self._entries)
-        self._store.put_in_place(self._folder, self._name)
-
-    def _bring(self, entry: Entry, known: Path | None) -> bool:
-        sha, first = entry[3], self._first[entry[3]]
-        if sha in self._here and entry is first:
-            return True
-        target = Path(self._place(entry))
-        if sha in self._here:
-            is_here = copy_checked(Path(self._place(first)), target, sha)
-        else:
-            is_here = self._from_parts(sha, target) or (known is not None and copy_checked(known, target, sha))
-        if is_here:
-            target.chmod(_mode(entry))
-            self._here.add(sha)
-        return is_here
-
-    def _from_parts(self, sha: str, target: Path) -> bool:
-        """Only what still is what it was: it may have been written shortly before a power cut."""
-        part = self._store.parts / sha
-        with contextlib.suppress(FileNotFoundError):  # never there, or another client took it
-            if digest_of(part) == sha:
-                part.replace(target)
-                return True
-            part.unlink()
-        return False
-
-    def _place(self, entry: Entry) -> str:
-        return f"{self._folder}/{entry[0]}"
 
 
 def receive_content(store: Store, staging: Staging, header: dict[str, Any], stream: BinaryIO) -> None:
@@ -237,15 +47,6 @@ def receive_content(store: Store, staging: Staging, header: dict[str, Any], stre
     for sha, size, offset in header["large"]:
         receive_large(store, sha, size, offset, content.plain)
         staging.keep_part(sha)
-
-
-def _mode(entry: Entry) -> int:
-    return 0o755 if entry[1] & 0o111 else 0o644
-
-
-def _write(stream: Any, piece: bytes, name: str) -> None:
-    if stream.write(piece) != len(piece):  # a disk that fills up takes a part first
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 
 
 def receive_large(store: Store, sha: str, size: int, offset: int, read: Any) -> None:
@@ -273,50 +74,6 @@ def receive_large(store: Store, sha: str, size: int, offset: int, read: Any) -> 
         part.replace(store.parts / sha)
 
 
-def holder(stream: BinaryIO) -> str:
-    """Which process has locked an open file, as the kernel says: pid, age, and where its client calls from."""
-    inode = os.fstat(stream.fileno()).st_ino
-    locks = [line.split() for line in _text(Path("/proc/locks")).splitlines() if " FLOCK " in line]
-    pid = next((words[-4] for words in locks if words[-3].endswith(f":{inode}") and words[-4].isdigit()), None)
-    if pid is None:
-        return "another process"
-    ticks = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[19:20]
-    up = _text(Path("/proc/uptime")).split()[:1]
-    age = f" for {float(up[0]) - int(ticks[0]) / os.sysconf('SC_CLK_TCK'):.0f} s" if up and ticks else ""
-    variables = _text(Path(f"/proc/{pid}/environ")).split("\0")
-    calls = [value.partition("=")[2].split()[:1] for value in variables if value.startswith("SSH_CONNECTION=")]
-    return f"pid {pid}{age}" + (f", for a client at {calls[0][0]}" if calls and calls[0] else "")
-
-
-def _text(file: Path) -> str:
-    with contextlib.suppress(OSError):
-        return file.read_bytes().decode("utf-8", "replace")
-    return ""
-
-
-def copy_checked(source: Path, target: Path, sha: str) -> bool:
-    """Copies while hashing; False, and nothing at the target, when the source is not what it was."""
-    digest = hashlib.sha256()
-    try:
-        # Unbuffered: for hundreds of small files the buffers would cost more than the copy.
-        with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
-            while piece := reader.read(PIECE_BYTES):
-                digest.update(piece)
-                _write(writer, piece, str(target))
-    except FileNotFoundError:
-        return False
-    if digest.hexdigest() != sha:
-        target.unlink()
-        return False
-    return True
-
-
-def _modified(path: Path) -> float:
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
-
-
 def want(store: Store, header: dict[str, Any]) -> dict[str, Any]:
     if store.is_whole(header["hash"]):
         return {"whole": True, "missing": []}
@@ -324,6 +81,15 @@ def want(store: Store, header: dict[str, Any]) -> dict[str, Any]:
     if not missing:
         return build(store, header, None)
     return {"whole": False, "missing": missing, "busy": store.who_sends(missing)}
+
+
+def make(store: Store, header: dict[str, Any], stream: Any) -> dict[str, Any]:
+    """As `want`, and then of what is missing and comes. The manifest that was checked is the one that counts."""
+    answer = want(store, header)
+    if not answer["missing"] or answer.get("busy"):
+        return answer
+    _say(answer)
+    return build(store, _header(stream) | header, stream)
 
 
 def look(store: Store, entries: list[Entry]) -> dict[str, Any]:
@@ -356,15 +122,12 @@ def build(store: Store, header: dict[str, Any], stream: BinaryIO | None) -> dict
 
 def main(verb: str, work_dir: str, given: str = "", *, quiet_s: float = QUIET_S) -> int:
     os.umask(0o022)
-    stream: Any = io.BytesIO(base64.b64decode(given)) if given else Arriving(sys.stdin.fileno(), quiet_s=quiet_s)
+    stdin = Arriving(0, quiet_s=quiet_s)
     try:
-        header = json.loads(zlib.decompress(stream.read(int.from_bytes(stream.read(4), "big"))))
+        header = _header(io.BytesIO(base64.b64decode(given)) if given else stdin)
         check(header["entries"])
         store = Store(Path(work_dir))
-        if verb == "look":
-            answer = look(store, header["entries"])
-        else:
-            answer = want(store, header) if verb == "want" else build(store, header, stream)
+        answer = look(store, header["entries"]) if verb == "look" else make(store, header, stdin)
     except Refused as refusal:
         answer = {"error": f"refused: {refusal}"}
     except Silence as silence:
@@ -375,8 +138,22 @@ def main(verb: str, work_dir: str, given: str = "", *, quiet_s: float = QUIET_S)
         elsewhere = "; set work_dir: in hosts.yaml, or XDG_DATA_HOME there, to another folder"
         is_place = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
         answer = {"error": f"{error.filename or work_dir}: {error.strerror}{elsewhere if is_place else ''}"}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    _say(answer)
     return 0
+
+
+def _header(stream: Any) -> Any:
+    """JSON, packed, behind its length; EOFError when it is not whole."""
+    size = int.from_bytes(stream.read(4), "big")
+    packed = stream.read(size)
+    if not size or len(packed) < size:
+        raise EOFError
+    return json.loads(zlib.decompress(packed))
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

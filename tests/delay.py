@@ -13,13 +13,33 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class Trips:
+    """How often the line was waited for, by causes and not by the clock: an end that was given something on the n-th way
+    sends on the one after. What is sent without waiting for it costs no further trip."""
+
+    ways: dict[str, int] = field(default_factory=lambda: {"near": 0, "far": 0})
+
+    def start(self) -> None:
+        """Counts anew; what is on its way counts no more."""
+        self.ways = {"near": 0, "far": 0}
+
+    @property
+    def number(self) -> int:
+        """Round trips until now, as the near end sees it."""
+        return self.ways["near"] // 2
+
+
+@dataclass
 class _Pipe:
     """One direction: bytes leave `delay_s` after they came, in order, as fast as they are taken."""
 
     source: socket.socket
     sink: socket.socket
     delay_s: float
-    queue: list[tuple[float, int, bytes]] = field(default_factory=list)
+    trips: Trips
+    sender: str
+    taker: str
+    queue: list[tuple[float, int, bytes, dict[str, int], int]] = field(default_factory=list)
     wake: threading.Condition = field(default_factory=threading.Condition)
 
     def start(self) -> None:
@@ -32,8 +52,11 @@ class _Pipe:
                 piece = self.source.recv(256 * 1024)
             except OSError:
                 piece = b""
+            ways = self.trips.ways
             with self.wake:
-                heapq.heappush(self.queue, (time.monotonic() + self.delay_s, number, piece))
+                heapq.heappush(
+                    self.queue, (time.monotonic() + self.delay_s, number, piece, ways, ways[self.sender] + 1)
+                )
                 self.wake.notify()
             if not piece:
                 return
@@ -43,8 +66,9 @@ class _Pipe:
             with self.wake:
                 while not self.queue:
                     self.wake.wait()
-                due, _, piece = heapq.heappop(self.queue)
+                due, _, piece, ways, way = heapq.heappop(self.queue)
             time.sleep(max(0.0, due - time.monotonic()))
+            ways[self.taker] = max(way, ways[self.taker])
             try:
                 if not piece:
                     self.sink.shutdown(socket.SHUT_WR)
@@ -55,9 +79,9 @@ class _Pipe:
 
 
 @contextlib.contextmanager
-def line(port: int, *, one_way_s: float) -> Iterator[int]:
-    """The port to dial instead of `port`: every byte takes `one_way_s` longer, each way."""
-    is_over = threading.Event()
+def line(port: int, *, one_way_s: float, trips: Trips | None = None) -> Iterator[int]:
+    """The port to dial instead of `port`: every byte takes `one_way_s` longer, each way. `trips` counts along."""
+    is_over, counted = threading.Event(), trips or Trips()
     held: list[socket.socket] = []
 
     def accept(listener: socket.socket) -> None:
@@ -71,8 +95,8 @@ def line(port: int, *, one_way_s: float) -> Iterator[int]:
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 held.append(end)
-            _Pipe(near, far, one_way_s).start()
-            _Pipe(far, near, one_way_s).start()
+            _Pipe(near, far, one_way_s, counted, "near", "far").start()
+            _Pipe(far, near, one_way_s, counted, "far", "near").start()
 
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         listener.settimeout(0.2)

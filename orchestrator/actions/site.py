@@ -17,9 +17,10 @@ from orchestrator.actions.telling import Tell
 from orchestrator.errors import DraftyardError
 from orchestrator.host import Host
 from orchestrator.launch import probe
+from orchestrator.parcel import Progress
 from orchestrator.shell.connect import connect
 from orchestrator.shell.stream import StreamShell
-from orchestrator.ship import Progress, Shipped, ship
+from orchestrator.ship import Shipped, ship
 from orchestrator.tree import Tree
 from orchestrator.units import counted
 from orchestrator.workplace import Workplace, workplace

@@ -17,12 +17,11 @@ import paramiko
 from orchestrator.errors import DraftyardError, HostError
 from orchestrator.shell.framing import Frame, Unframe, command_line, drowned
 from orchestrator.shell.link import CONNECT_S, TROUBLE, Link
-from orchestrator.shell.stream import LINGER_S, PIECE_BYTES, Deadline, Sink, Source
+from orchestrator.shell.stream import LINGER_S, PACKET_BYTES, PIECE_BYTES, Deadline, Sink, Source
 
 LOOK_S = 1.0
 FULL_S = 15.0  # that long a server whose sessions are all taken, and none by us, is asked again
 FREED_S = 5.0  # so long after a command of ours at the latest, the server has seen its end
-PACKET_BYTES = 32 * 1024 - 64  # what paramiko puts into one packet of the size that sshd takes
 
 
 class Conversation:
@@ -75,10 +74,11 @@ class Conversation:
     def feed(self, prefix: bytes, source: Source) -> None:
         """Sends stdin and its end, from a thread: output is read meanwhile, and sshd takes not one byte before it has started
         the command, which a frozen one never does. An end alone waits for nothing."""
-        if not prefix and not source.size_bytes:
-            self._write(prefix, source)
+        if not prefix and source.size_bytes == 0:
+            self._write(b"", source)
         else:
-            threading.Thread(target=self._write, args=(prefix, source), name="draftyard-stdin", daemon=True).start()
+            words = (prefix + source.head, source)
+            threading.Thread(target=self._write, args=words, name="draftyard-stdin", daemon=True).start()
 
     def until_ready(self, deadline: Deadline) -> None:
         """A terminal over there is set to raw: from now on input passes unchanged.
@@ -148,14 +148,17 @@ class Conversation:
                 f"{self._link.label}: the connection was lost while a command ran; it may still be running there"
             ) from error
 
-    def _write(self, prefix: bytes, source: Source) -> None:
+    def _write(self, head: bytes, source: Source) -> None:
         """A command that does not read its input, or has ended, is no error: its exit code tells.
 
         A source that cannot be read is one, of this side: the command is let go of before its input has ended.
         """
         with contextlib.suppress(*TROUBLE):
-            if prefix:
-                self._channel.sendall(prefix)
+            if head:
+                self._channel.sendall(head)
+            while source.after is not None and not source.after.wait(LOOK_S):
+                if self._channel.closed:  # it has ended and wanted none
+                    return
             while piece := self._piece(source):
                 # A packet at a time: sendall copies what is left of a piece after every packet.
                 for at in range(0, len(piece), PACKET_BYTES):

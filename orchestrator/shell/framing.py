@@ -46,8 +46,8 @@ class Frame:
     nonce: str
 
 
-def frame(argv: list[str], *, stdin_bytes: int) -> Frame:
-    """`stdin_bytes` counts what will be sent: on a terminal there is no end of file, only a count."""
+def frame(argv: list[str], *, stdin_bytes: int | None) -> Frame:
+    """`stdin_bytes` counts what will be sent: on a terminal there is no end of file, only a count. None: the command knows it."""
     nonce = secrets.token_hex(12)
     script = _script(argv, nonce, stdin_bytes).encode("utf-8", "surrogateescape")
     encoded = encode(script)
@@ -83,14 +83,15 @@ def command_line(argv: list[str]) -> str:
     return "exec " + " ".join(word if re.fullmatch(r"[\w/.,:+=@-]+", word) else f"'{word}'" for word in argv)
 
 
-def _script(argv: list[str], nonce: str, stdin_bytes: int) -> str:
+def _script(argv: list[str], nonce: str, stdin_bytes: int | None) -> str:
     check_argv(argv)
-    command = f"(exec {' '.join(shlex.quote(word) for word in argv)})"
+    command = f"go() (exec {' '.join(shlex.quote(word) for word in argv)})"  # said once, as it may be long
+    fed = "go" if stdin_bytes is None else f"if [ -t 0 ]; then head -c {stdin_bytes} | go; else go; fi"
     return (
         f"if [ -t 1 ]; then stty raw -echo; t=tty; else t=pipe; printf '<%s start>\\n' {nonce} >&2; fi\n"
         f"printf '<%s start %s %s>\\n' {nonce} $$ $t\n"
         f"{_HOME}\n{_MORE_PATH}\n"
-        f"if [ -t 0 ]; then head -c {stdin_bytes} | {command}; else {command}; fi\n"
+        f"{command}\n{fed}\n"
         "r=$?\n"
         f"[ $t = tty ] || printf '<%s end>\\n' {nonce} >&2\n"
         f"printf '<%s end %s>\\n' {nonce} $r"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.errors import HostError
 from orchestrator.host import Hop
@@ -90,8 +90,9 @@ class HopShell(PosixFiles):
 
     def stream(self, argv: list[str], *, source: Source, sink: Sink, timeout_s: float, idle: bool = False) -> Ended:
         made = frame(argv, stdin_bytes=source.size_bytes)
-        if made.prefix:  # a command too long for one argument is small beside what it takes to read it here
-            source = Source.of(made.prefix + source.stream.read())
+        if made.prefix:  # a command too long for one argument
+            size = None if source.size_bytes is None else len(made.prefix) + source.size_bytes
+            source = replace(source, size_bytes=size, head=made.prefix + source.head)
         errors: list[bytes] = []
         out, err = Unframe(made.nonce, sink), Unframe(made.nonce, errors.append)
 

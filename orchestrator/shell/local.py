@@ -45,7 +45,7 @@ class LocalShell:
         try:
             process = subprocess.Popen(
                 [word.encode("utf-8", "surrogateescape") for word in argv],
-                stdin=subprocess.PIPE if source.size_bytes else subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if source.size_bytes == 0 else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=self._home,
@@ -129,7 +129,8 @@ class _Pump:
     def __init__(self, process: subprocess.Popen[bytes], source: Source, sink: Sink) -> None:
         self._process, self._source, self._sink = process, source, sink
         self._stderr: list[bytes] = []
-        self._waiting = memoryview(b"")
+        self._waiting = memoryview(source.head)
+        self._is_held = False  # stdin is let wait for what the source comes after
         self._has_enough = False
         self._selector = selectors.DefaultSelector()
         self._exit = os.pidfd_open(process.pid)
@@ -172,6 +173,7 @@ class _Pump:
                     self._drain()
                     return b"".join(self._stderr)
                 self._move(key.fileobj)  # type: ignore[arg-type]  # registered as streams above
+                self._go_on()
                 if idle:
                     deadline.renew()
         return None
@@ -199,12 +201,23 @@ class _Pump:
         return bool(piece)
 
     def _write(self, stream: IO[bytes]) -> bool:
+        after = self._source.after
+        if not self._waiting and after is not None and not after.is_set():
+            self._selector.unregister(stream)
+            self._is_held = True
+            return True
         if not self._waiting:
             self._waiting = memoryview(self._source.stream.read(PIECE_BYTES))
         if self._waiting:
             self._waiting = self._waiting[os.write(stream.fileno(), self._waiting) :]
             return True
         return False
+
+    def _go_on(self) -> None:
+        stdin, after = self._process.stdin, self._source.after
+        if self._is_held and after is not None and after.is_set() and stdin is not None:
+            self._is_held = False
+            self._selector.register(stdin, selectors.EVENT_WRITE)
 
     def _drain(self) -> None:
         for stream in (self._process.stdout, self._process.stderr):

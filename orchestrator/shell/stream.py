@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +14,24 @@ from orchestrator.errors import HostError
 from orchestrator.shell import Shell
 
 IDLE_S = 120.0  # a transfer in which no byte moves for so long is over
-PIECE_BYTES = 256 * 1024  # paramiko's sendall copies the rest at every step: whole files in one call are quadratic
+PACKET_BYTES = 32 * 1024 - 64  # what paramiko puts into one packet of the size that sshd takes
+PIECE_BYTES = (
+    8 * PACKET_BYTES
+)  # paramiko's sendall copies the rest at every step: whole files in one call are quadratic
 
 
 @dataclass(frozen=True)
 class Source:
-    """Bytes for a command's stdin. The count is needed: on a terminal nothing else ends the input."""
+    """Bytes for a command's stdin: `head`, then the stream.
+
+    The count is needed: on a terminal nothing else ends the input. Where it is None the command knows by itself how much
+    it reads. Nothing of the stream is read before `after`, which the sink sets: so a command can be answered.
+    """
 
     stream: BinaryIO
-    size_bytes: int
+    size_bytes: int | None  # of both
+    head: bytes = b""
+    after: threading.Event | None = None
 
     @classmethod
     def of(cls, content: bytes) -> Source:

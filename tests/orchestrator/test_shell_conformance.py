@@ -6,6 +6,7 @@ On `tty` a terminal carries both streams as one, so what went to stderr is looke
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import threading
@@ -20,7 +21,7 @@ import pytest
 
 from orchestrator.errors import HostError
 from orchestrator.shell.hops import ROWS
-from orchestrator.shell.stream import StreamShell
+from orchestrator.shell.stream import Source, StreamShell
 from tests import container, transports
 
 SLOW = tuple(name for name in transports.NAMES if name != "local")
@@ -276,7 +277,7 @@ def test_stdin_arrives_byte_for_byte_and_ends(way: Way, name: str) -> None:
 
 
 def test_without_stdin_a_reader_sees_the_end_at_once(way: Way) -> None:
-    done = way.shell.run(["sh", "-c", "cat; echo after"], timeout_s=10)
+    done = way.shell.run(["sh", "-c", "cat; echo after"], timeout_s=60)
 
     assert done.stdout == b"after\n"
 
@@ -286,6 +287,36 @@ def test_stdin_that_nobody_reads_is_no_error(way: Way, size: int) -> None:
     done = way.shell.run(["sh", "-c", "exec <&-; exit 5"], stdin=b"z" * size)
 
     assert done.exit_code == 5
+
+
+@pytest.mark.parametrize("num_filler", [0, 130_000])
+def test_a_command_is_answered_as_much_as_it_asked_for(way: Way, num_filler: int) -> None:
+    """It reads what was there from the start, asks, and is given the rest; no end of its input is needed."""
+    asks = 'printf "%s?\\n" "$(dd bs=1 count=4 2>/dev/null)"; head -c "$1" | sha256sum; exit 7'
+    answer, said, asked = EVERY_BYTE * 1200, [], threading.Event()
+
+    def hear(piece: bytes) -> None:
+        said.append(piece)
+        if b"head?\n" in b"".join(said):
+            asked.set()
+
+    words = ["sh", "-c", asks, "sh", str(len(answer)), "x" * num_filler]  # the long one does not fit into one argument
+    source = Source(io.BytesIO(answer), None, head=b"head", after=asked)
+    ended = way.shell.stream(words, source=source, sink=hear, timeout_s=60)
+
+    assert ended.exit_code == 7
+    assert b"".join(said).split() == [b"head?", hashlib.sha256(answer).hexdigest().encode(), b"-"]
+
+
+def test_a_command_that_ends_without_asking_is_given_nothing(way: Way) -> None:
+    class Untouched:
+        def read(self, size: int) -> bytes:
+            raise AssertionError("nobody asked")
+
+    source = Source(Untouched(), None, after=threading.Event())  # type: ignore[arg-type]
+    ended = way.shell.stream(["sh", "-c", "exit 3"], source=source, sink=lambda _: None, timeout_s=60)
+
+    assert ended.exit_code == 3
 
 
 OUTPUT = {
@@ -361,7 +392,7 @@ def test_a_command_that_takes_too_long_is_an_error_and_is_ended(way: Way) -> Non
         way.shell.run(["sleep", mark], timeout_s=1)
 
     assert time.monotonic() - began < 35  # its own time is over 40 s
-    for _ in range(40):
+    for _ in range(600):
         listed = way.shell.run(["sh", "-c", "ps -eo args"]).stdout.decode(errors="replace")
         if f"sleep {mark}" not in listed.splitlines():
             break
@@ -557,7 +588,7 @@ def test_a_spawned_process_has_its_own_session_and_no_stream_of_ours(way: Way) -
 
     way.shell.spawn(["sh", "-c", f"({script}) > {out}; mv {out} {out}.done", "sh", "a b", "it's"], cwd=way.folder)
 
-    for _ in range(100):
+    for _ in range(1200):
         if way.shell.stat(f"{out}.done"):
             break
         time.sleep(0.05)

@@ -26,8 +26,8 @@ from orchestrator.sweep import survey, sweep
 from orchestrator.tree import Tree, bundled_tree
 from orchestrator.workplace import Workplace, run_script
 from remote import sweep as over_there
+from remote.manifest import MARKER
 from remote.processes import kill_run
-from remote.receive import MARKER
 from tests.orchestrator.runs import new_run
 
 pytestmark = pytest.mark.slow  # real trees and processes

@@ -20,14 +20,16 @@ from typing import Any
 
 import pytest
 
+from orchestrator.parcel import Progress, header
 from orchestrator.shell.local import LocalShell
 from orchestrator.shell.stream import Source
-from orchestrator.ship import Patience, Progress, ship
+from orchestrator.ship import Patience, ship
 from orchestrator.tree import Entry, Tree
 from orchestrator.workplace import Workplace
-from remote import receive
+from remote import trees
 from remote.arriving import Arriving, Silence
-from remote.receive import Store, build, main, receive_large, want
+from remote.receive import build, main, receive_large, want
+from remote.trees import Store
 
 CONTENT = b"weights " * 1000
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -51,13 +53,13 @@ def test_content_that_arrived_whole_is_hashed_before_it_is_put_into_a_tree(tmp_p
 
 def test_a_spoiled_tree_is_young_from_when_it_was_set_aside(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    header = {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}
+    body = {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}
     tree = store.trees / HEADER["hash"]
-    build(store, header, io.BytesIO(zlib.compress(CONTENT)))
+    build(store, body, io.BytesIO(zlib.compress(CONTENT)))
     (tree / "weights.bin").write_bytes(b"of a job")
     os.utime(tree, (1e9, 1e9))
 
-    assert build(store, header, io.BytesIO(zlib.compress(CONTENT)))["whole"]
+    assert build(store, body, io.BytesIO(zlib.compress(CONTENT)))["whole"]
 
     (aside,) = store.trees.glob(".spoiled-*")
     assert (aside / "weights.bin").read_bytes() == b"of a job"
@@ -87,10 +89,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextmanager
 def half_sent(work_dir: Path, tree: str, *, quiet_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """A receiver whose client sent the beginning of a large content and then nothing more, its connection still open."""
-    entries = [["large", 0o644, len(LARGE), LARGE_SHA, None]]
-    body = {"hash": tree, "entries": entries, "pack": [], "large": [[LARGE_SHA, len(LARGE), 0]]}
-    header = zlib.compress(json.dumps(body).encode())
-    script = f"from remote.receive import main; main('take', {str(work_dir)!r}, quiet_s={quiet_s})"
+    question = header(hash=tree, entries=[["large", 0o644, len(LARGE), LARGE_SHA, None]])
+    parcel = header(pack=[], large=[[LARGE_SHA, len(LARGE), 0]]) + zlib.compress(b"")
+    script = f"from remote.receive import main; main('make', {str(work_dir)!r}, quiet_s={quiet_s})"
     with subprocess.Popen(
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,
@@ -99,7 +100,7 @@ def half_sent(work_dir: Path, tree: str, *, quiet_s: float) -> Iterator[subproce
         env={**os.environ, "SSH_CONNECTION": "10.1.2.3 50000 10.0.0.2 22"},
     ) as receiver:
         assert receiver.stdin is not None
-        receiver.stdin.write(len(header).to_bytes(4, "big") + header + zlib.compress(b"") + LARGE[:SENT])
+        receiver.stdin.write(question + parcel + LARGE[:SENT])
         receiver.stdin.flush()
         try:
             yield receiver
@@ -118,9 +119,10 @@ def until_locked(store: Store) -> None:
 def test_a_receiver_whose_client_fell_silent_ends_by_itself_and_gives_its_lock_back(tmp_path: Path) -> None:
     with half_sent(tmp_path, "t" * 64, quiet_s=0.2) as receiver:
         assert receiver.stdout is not None
-        answer = json.loads(receiver.stdout.readline())  # its input is still open
-        assert receiver.wait(30) == 0
+        wanted, answer = json.loads(receiver.stdout.readline()), json.loads(receiver.stdout.readline())
+        assert receiver.wait(30) == 0  # its input is still open
 
+    assert wanted["missing"] == [[LARGE_SHA, 0]]
     assert answer == {"error": "nothing came for 0.2 s; the client is gone"}
     part = Store(tmp_path).part(LARGE_SHA)
     assert part.read_bytes() == LARGE[:SENT]  # the next client goes on here
@@ -175,8 +177,8 @@ class Counting(LocalShell):
         self.weights: list[tuple[str, int]] = []
 
     def stream(self, argv: list[str], *, source: Source, **options: Any) -> Any:
-        verb = next((word for word in argv if word in ("want", "look", "take")), "")
-        self.weights.append((verb, sum(map(len, argv)) + source.size_bytes))
+        verb = next(word for word in argv if word in ("make", "look"))
+        self.weights.append((verb, sum(map(len, argv)) + len(source.head)))
         if verb == "look":
             self._other.communicate(LARGE[SENT:])
         return super().stream(argv, source=source, **options)
@@ -196,7 +198,7 @@ def test_while_another_client_sends_no_manifest_travels_again(tmp_path: Path) ->
         place = Workplace(str(tmp_path / "work"), sys.executable, "/")
         shipped = ship(tree, shell, place, patience=Patience(pause_s=0.02))
 
-    assert [verb for verb, _ in shell.weights] == ["want", "look", "want", "take"]
+    assert [verb for verb, _ in shell.weights] == ["make", "look", "make"]
     assert shell.weights[1][1] < shell.weights[0][1] - 30_000
     assert shipped.sent_bytes == 0
     assert (Path(shipped.path) / "large").read_bytes() == LARGE
@@ -222,10 +224,9 @@ def test_a_work_folder_that_cannot_be_made_is_named_with_what_moves_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    head = zlib.compress(json.dumps(HEADER).encode())
-    given = base64.b64encode(len(head).to_bytes(4, "big") + head).decode()
+    given = base64.b64encode(header(**HEADER)).decode()
 
-    main("want", str(tmp_path / "file" / "work"), given)
+    main("make", str(tmp_path / "file" / "work"), given)
 
     told = json.loads(capsys.readouterr().out)["error"]
     assert str(tmp_path / "file") in told
@@ -237,7 +238,7 @@ def test_what_is_written_while_a_tree_is_looked_at_is_noticed_the_next_time(
 ) -> None:
     store, name = Store(tmp_path), HEADER["hash"]
     build(store, {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}, io.BytesIO(zlib.compress(CONTENT)))
-    weights, look = store.trees / name / "weights.bin", receive.is_untouched
+    weights, look = store.trees / name / "weights.bin", trees.is_untouched
 
     def look_then_write(tree: Path, entry: list[Any]) -> bool:
         found = look(tree, entry)
@@ -247,9 +248,9 @@ def test_what_is_written_while_a_tree_is_looked_at_is_noticed_the_next_time(
             weights.write_bytes(bytes(len(CONTENT)))
         return found
 
-    monkeypatch.setattr(receive, "is_untouched", look_then_write)
+    monkeypatch.setattr(trees, "is_untouched", look_then_write)
     assert store.is_whole(name)
-    monkeypatch.setattr(receive, "is_untouched", look)
+    monkeypatch.setattr(trees, "is_untouched", look)
 
     assert not store.is_whole(name)
     assert list(store.parts.iterdir()) == []
