@@ -7,15 +7,18 @@ together, over SSH as well; a quarter of that is what vim and tmux are told to w
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import selectors
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
+from typing import Any, TextIO
 
 from textual import constants, screen
 from textual._xterm_parser import XTermParser
+from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
@@ -29,6 +32,18 @@ FEW_OBJECTS = 5000  # made between two collections; a screen that is drawn anew 
 class Terminal(LinuxDriver):
     """Textual's driver with a shorter wait after Escape."""
 
+    def __init__(self, app: App[Any], **settings: Any) -> None:
+        super().__init__(app, **settings)
+        self._file: Any = _Unheard(sys.__stderr__)
+
+    def _sigcont_application(self, *_: object) -> None:
+        """Begins anew only after a suspension of ours. A hang-up brings this signal too, and Textual's driver would start
+        second threads that nothing ends: the process stayed for ever."""
+        if self._must_signal_resume:
+            super()._sigcont_application()
+        else:
+            self._loop.call_soon_threadsafe(self._app.refresh)  # the shell may have written over it
+
     def run_input_thread(self) -> None:
         parser, decode = XTermParser(self._debug), getincrementaldecoder("utf-8")().decode
         escape_s = constants.ESCAPE_DELAY
@@ -37,7 +52,10 @@ class Terminal(LinuxDriver):
             wait_s = IDLE_S
             while not self.exit_event.is_set():
                 is_ready = bool(selector.select(wait_s))
-                text = decode(os.read(self.fileno, 4096)) if is_ready else ""
+                piece = os.read(self.fileno, 4096) if is_ready else b""
+                if is_ready and not piece:
+                    return  # it was hung up: it would be ready for ever, and hold up the end of the process
+                text = decode(piece)
                 self._send(parser.feed(text) if text else ())
                 self._send(parser.tick())
                 wait_s = escape_s if is_ready else IDLE_S
@@ -45,6 +63,25 @@ class Terminal(LinuxDriver):
     def _send(self, events: Iterable[Message]) -> None:
         for event in events:
             self.process_message(event)
+
+
+class _Unheard:
+    """Output that outlives its terminal: were it an error, the writing thread would die and all others wait for it."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        assert file is not None
+        self._file = file
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
 
 
 def no_pauses() -> None:

@@ -248,6 +248,25 @@ def test_a_lost_terminal_ends_the_screen(yard_copy: Path) -> None:
 
 
 @pytest.mark.slow
+def test_going_on_after_a_stop_that_was_not_ours_starts_no_second_reader(yard_copy: Path) -> None:
+    """A hang-up brings SIGCONT as well: Textual's driver began anew, and what it had begun before was never ended."""
+    command = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(yard_copy), "--readonly"]
+    with at_terminal(command) as terminal:
+        assert terminal.read_until("qwen27b/ddtree")
+        tasks = Path(f"/proc/{terminal.process.pid}/task")
+        names = sorted((task / "comm").read_text() for task in tasks.iterdir())
+        for _ in range(2):
+            seen = len(terminal.written)
+            terminal.process.send_signal(signal.SIGSTOP)
+            terminal.process.send_signal(signal.SIGCONT)
+            assert terminal.read_until("qwen27b/ddtree", since=seen)  # it is painted again
+
+        assert sorted((task / "comm").read_text() for task in tasks.iterdir()) == names
+        terminal.press("q")
+        assert terminal.end() == 0
+
+
+@pytest.mark.slow
 def test_a_storm_of_resizes_ends_at_the_last_size(yard_copy: Path) -> None:
     command = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(yard_copy), "--readonly"]
     with at_terminal(command) as terminal:
