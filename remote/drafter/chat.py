@@ -43,15 +43,20 @@ def render(tokenizer: Any, messages: Sequence[Message], *, finished: bool = True
 
     `finished=False`: the last answer was cut, so nothing follows its text and no end token is learnt.
     Supervised and other pieces are tokenised apart, as they are when an answer is generated after a
-    prompt. ValueError: no assistant turn, or a template that rewrites earlier turns.
+    prompt. ValueError: no assistant turn, a cut answer that is not the last turn, or a template that rewrites
+    earlier turns.
     """
     if not any(message["role"] == "assistant" for message in messages):
         raise ValueError("has no assistant turn")
+    if not finished and messages[-1]["role"] != "assistant":
+        raise ValueError(
+            "says `finished: false`, and its last turn is no answer that could be cut; leave one of them out"
+        )
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False)
     spans = _assistant_spans(tokenizer, messages, text)
     if not finished:
         start, _ = spans[-1]
-        text = text[:start] + messages[-1]["content"]
+        text = text[:start] + _after_empty_reasoning(messages[-1]["content"])
         spans[-1] = (start, len(text))
     ids: list[int] = []
     loss_mask: list[bool] = []
@@ -72,11 +77,14 @@ def _assistant_spans(tokenizer: Any, messages: Sequence[Message], text: str) -> 
         header = prompt_text(tokenizer, messages[:index], thinking=True)
         if not text.startswith(header):
             raise ValueError(f"turn {index + 1}: the chat template rewrites the turns before it; keep one answer a row")
-        start = len(header)
-        empty = _EMPTY_REASONING.match(text, start)
-        start = empty.end() if empty else start
+        start = len(text) - len(_after_empty_reasoning(text[len(header) :]))
         spans.append((start, _end_of_turn(tokenizer, text, start)))
     return spans
+
+
+def _after_empty_reasoning(text: str) -> str:
+    empty = _EMPTY_REASONING.match(text)
+    return text[empty.end() :] if empty else text
 
 
 def _end_of_turn(tokenizer: Any, text: str, start: int) -> int:

@@ -53,6 +53,21 @@ def test_a_cut_answer_ends_with_its_last_token_and_teaches_no_end(tokenizer):
     assert rendered.loss_mask[-1]
 
 
+def test_a_cut_answer_that_brings_an_empty_reasoning_header_itself_is_read_once():
+    tokenizer, messages = tiny_tokenizer(), [QUESTION, answer("<think>\n\n</think>\n\nBecause it")]
+
+    rendered = render(tokenizer, messages, finished=False)
+
+    assert tokenizer.decode(rendered.ids) == prompt_text(tokenizer, [QUESTION]) + messages[-1]["content"]
+    assert learnt(tokenizer, messages, finished=False) == "Because it"
+
+
+def test_a_row_that_calls_a_question_cut_is_refused(tokenizer):
+    """The words of the user would be learnt as the target's own."""
+    with pytest.raises(ValueError, match=r"says `finished: false`, and its last turn is no answer"):
+        render(tokenizer, [QUESTION, answer("Because."), {"role": "user", "content": "And?"}], finished=False)
+
+
 def test_an_answer_is_tokenised_as_it_is_when_it_follows_its_prompt(tokenizer):
     prompt = tokenizer(prompt_text(tokenizer, [QUESTION]), add_special_tokens=False)["input_ids"]
 
