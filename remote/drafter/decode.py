@@ -58,7 +58,8 @@ def decode_chain(target: Target, drafter: DFlashDrafter, prompt: Sequence[int], 
     """Every round drafts B - 1 tokens greedily and keeps those the target would have chosen, and its next one."""
 
     def play(text: _Text, hidden_DH: Tensor) -> None:
-        draft: list[int] = target.logits(hidden_DH).argmax(-1).tolist()
+        # As the tree takes its candidates: bfloat16 logits tie, and a few drafts in a hundred would be other tokens.
+        draft: list[int] = top_marginals(hidden_DH, target.head_VH, width=1)[1][:, 0].tolist()
         states = text.verify([text.token, *draft])
         posterior = text.posterior(states)
         length = 0

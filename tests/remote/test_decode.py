@@ -12,6 +12,7 @@ import torch
 from remote.drafter.attention import choose_backend
 from remote.drafter.decode import Setting, decode_chain, decode_plain, decode_tree
 from remote.drafter.model import DFlashDrafter
+from remote.drafter.target import load_target
 
 pytestmark = pytest.mark.slow  # real decoding
 
@@ -110,6 +111,45 @@ def test_a_tree_of_width_one_accepts_exactly_what_the_chain_accepts(tiny_target,
     assert tree.accepted == chain.accepted
     assert tree.ids == chain.ids
     assert wider_budget.accepted == chain.accepted
+
+
+class NearTieDrafter(ScriptedDrafter):
+    """Drafts a known text by hidden states whose logits are a tie once they are rounded to bfloat16."""
+
+    def draft(self, features_MC, cache, block_embeddings_BH):
+        self.seen.append(features_MC)
+        anchor = sum(len(features) for features in self.seen)
+        following = [*self.script, *[250] * 99][anchor + 1 : anchor + len(block_embeddings_BH)]
+        return torch.stack([self.target.head_VH[0], *(self._tied(token) for token in following)])
+
+    def _tied(self, token: int):
+        """A mixture of the token's row and that of a token before it, best by exact logits and not by rounded ones."""
+        head = self.target.head_VH.float()
+        unit = head / head.norm(dim=1, keepdim=True)
+        for other in range(4, token):
+            shares = torch.linspace(0.8, 1.25, 400)[:, None]
+            mixed = (14.0 * unit[token] + 14.0 * shares * unit[other]).bfloat16()
+            exact, rounded = (mixed.float() @ head.T).argmax(-1), self.target.logits(mixed).argmax(-1)
+            found = ((exact == token) & (rounded != token)).nonzero()
+            if len(found):
+                return mixed[found[0, 0]]
+        return self.target.head_VH[token]
+
+
+def test_in_bfloat16_too_a_tree_of_width_one_accepts_what_the_chain_accepts(
+    tiny_target_spec, tiny_drafter_spec, prompt, tmp_path
+):
+    """Rounded logits tie, and the first of equals is another token: chain and tree must read the same ones."""
+    target = load_target(tiny_target_spec, cache=tmp_path, device="cpu", dtype=torch.bfloat16)
+    plain = decode_plain(target, prompt, Setting(LENGTH))
+    script = [*prompt, *plain.ids]
+
+    drafters = [NearTieDrafter(target, tiny_drafter_spec, script, skill=1.0) for _ in range(2)]
+    chain = decode_chain(target, drafters[0], prompt, Setting(LENGTH))
+    tree = decode_tree(target, drafters[1], prompt, Setting(LENGTH), budget=3, width=1)
+
+    assert (tree.ids, tree.accepted) == (chain.ids, chain.accepted)
+    assert mean(chain.accepted) > 2
 
 
 @pytest.mark.parametrize("budget", [None, 16])
