@@ -127,7 +127,9 @@ class Bench:
         self.model = model.to(shape.dtype).to_empty(device=device)
         generator = torch.Generator(device).manual_seed(0)
         self.model.init_weights(generator)
-        self.optimizer = DrafterOptimizer(self.model.named_parameters(), OptimSpec(), num_steps=1000)
+        self.optimizer = DrafterOptimizer(
+            self.model.named_parameters(), OptimSpec(), num_steps=1000, is_fused=variant.is_fused
+        )
         hidden, vocab, num_context = self.target.hidden_size, self.target.vocab_size, sum(case.lengths)
 
         def draw(*size: int, scale: float) -> Tensor:

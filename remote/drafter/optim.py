@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
+from remote.drafter.kernels import adamw
+from remote.drafter.kernels.adamw import Rates, Stored
 from remote.report import UserFault
 from remote.spec import OptimSpec
 
@@ -107,14 +108,19 @@ class DrafterOptimizer:
     """
 
     def __init__(
-        self, named_parameters: Iterable[tuple[str, nn.Parameter]], spec: OptimSpec, *, num_steps: int
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        spec: OptimSpec,
+        *,
+        num_steps: int,
+        is_fused: bool = False,  # AdamW and the norm by this project's kernels
     ) -> None:
         self.spec = spec
         self.num_steps = num_steps
+        self.is_fused = is_fused
         self._slots = [self._slot(name, weight) for name, weight in named_parameters if weight.requires_grad]
         self.device = self._slots[0].weight.device
         self.latch = NonFiniteLatch(self.device)
-        self._num_updates = torch.zeros((), device=self.device)  # the fused kernel reads its step from the device
 
     def lr(self, step: int) -> float:
         """AdamW's learning rate at `step`, counted from 1."""
@@ -127,8 +133,7 @@ class DrafterOptimizer:
         A closed latch, or a norm that closes it now, leaves every weight as it was.
         """
         grads = [self._gradient(slot) for slot in self._slots]
-        norms = torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads])
-        grad_norm: Tensor = torch.linalg.vector_norm(norms)
+        grad_norm = adamw.global_norm(grads) if self.is_fused else adamw.global_norm_reference(grads)
         self.latch.watch(step, {"grad_norm": grad_norm})
         divisor = torch.clamp((grad_norm + 1e-6) / self.spec.clip_norm, min=1.0) if self.spec.clip_norm > 0 else None
         factor = lr_factor(step, self.spec, num_steps=self.num_steps)
@@ -178,31 +183,11 @@ class DrafterOptimizer:
         return torch.zeros_like(slot.weight) if slot.weight.grad is None else slot.weight.grad
 
     def _move_by_adamw(self, slot: _Slot, grad: Tensor, *, step: int, factor: float, divisor: Tensor | None) -> None:
-        stored = [slot.weight.detach() if slot.master is None else slot.master, *slot.moments.values()]
-        weight, exp_avg, exp_avg_sq = (tensor.float() for tensor in stored)  # no copy where it is fp32 already
-        adamw(
-            [weight],
-            [grad.float()],
-            [exp_avg],
-            [exp_avg_sq],
-            [],
-            [self._num_updates.fill_(step - 1)],
-            fused=True,
-            grad_scale=divisor,
-            found_inf=self.latch.is_closed,
-            amsgrad=False,
-            beta1=self.spec.beta1,
-            beta2=self.spec.beta2,
-            lr=self.spec.lr * factor,
-            weight_decay=self.spec.weight_decay if slot.weight.ndim == 2 else 0.0,
-            eps=self.spec.eps,
-            maximize=False,
-        )
-        for tensor, moved in zip(stored, (weight, exp_avg, exp_avg_sq), strict=True):
-            if tensor is not moved:
-                tensor.copy_(moved)
-        if slot.master is not None:
-            slot.weight.copy_(slot.master)
+        spec, stored = self.spec, Stored(slot.weight.detach(), slot.master, *slot.moments.values())
+        weight_decay = spec.weight_decay if slot.weight.ndim == 2 else 0.0
+        rates = Rates(step, spec.lr * factor, spec.beta1, spec.beta2, spec.eps, weight_decay)
+        move = adamw.adamw_step if self.is_fused else adamw.adamw_step_reference
+        move(grad, stored, rates, divisor=divisor, is_closed=self.latch.is_closed)
 
     def _move_by_muon(self, slot: _Slot, grad: Tensor, *, step: int, factor: float, divisor: Tensor | None) -> None:
         assert slot.muon is not None

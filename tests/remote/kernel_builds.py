@@ -16,13 +16,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from remote.drafter.kernels import attention, cross_entropy, norm, swiglu
+from remote.drafter.kernels import adamw, attention, cross_entropy, norm, swiglu
 from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
 from remote.drafter.kernels.attention_forward import forward_kernel
 
 POINTERS = {"log_sum_ptr": "*fp32", "delta_ptr": "*fp32", "start_ptr": "*i32", "end_ptr": "*i32", "seen_by_ptr": "*i32"}
 FLOATS = ("scale", "eps", "hard", "soft")
-INTS = ("num_tokens", "num_context", "num_blocks", "num_rows")
+FLOATS += ("decay", "step_size", "correction", "beta1", "rest1", "beta2", "rest2")  # of an update
 
 
 def build(kernel: Any, constants: dict[str, Any], *, capability: int, pointers: dict[str, str] | None = None) -> Any:
@@ -50,6 +50,7 @@ def builds(capability: int, part: str = "all") -> Iterator[tuple[str, Any]]:
     if part != "attention":
         yield from _row_builds(capability)
         yield from _body_builds(capability)
+        yield from _update_builds(capability)
 
 
 def _attention_builds(capability: int) -> Iterator[tuple[str, Any]]:
@@ -65,33 +66,47 @@ def _attention_builds(capability: int) -> Iterator[tuple[str, Any]]:
 
 
 def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
-    row = {"VOCAB": 248_320, "TILE": cross_entropy.TILE, **cross_entropy.OPTIONS}
+    statistics, gradient = (
+        cross_entropy.row_constants(248_320, tile) for tile in (cross_entropy.STATISTICS, cross_entropy.GRADIENT)
+    )
     numbers = dict.fromkeys(("logits_ptr", "target_ptr", "weight_ptr", "entropy_ptr", "scale_ptr"), "*fp32")
     numbers |= dict.fromkeys(("label_logit_ptr", "target_log_sum_ptr", "soft_ce_ptr"), "*fp32")
     numbers |= dict.fromkeys(("label_ptr", "best_ptr", "rank_ptr", "target_row_ptr"), "*i64")
-    with_target = {"HAS_TARGET": True, "HAS_OUT": True}
-    for name, kernel, flags in (
-        ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True}),
+    with_target = {"HAS_TARGET": True, "HAS_OUT": True, **gradient}
+    for name, kernel, constants in (
+        ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True, **statistics}),
         ("cross-entropy gradient", cross_entropy._cross_entropy_kernel, with_target),
-        ("entropy gradient", cross_entropy._entropy_kernel, {}),
+        ("entropy gradient", cross_entropy._entropy_kernel, gradient),
     ):
-        yield name, build(kernel, row | flags, capability=capability, pointers=numbers)
+        yield name, build(kernel, constants, capability=capability, pointers=numbers)
 
 
 def _body_builds(capability: int) -> Iterator[tuple[str, Any]]:
     sums = {"scale_ptr": "*fp32", "partial_ptr": "*fp32"}
-    width = {"WIDTH": 5120, "TILE": 8192, "num_warps": 8}
+    width = {"WIDTH": 5120, "TILE": 8192}
     heads = {"HEADS": 32, "HEADS_PAD": 32, "HALF": 64}
-    inner = {"WIDTH": 17_408, "TILE": swiglu.TILE}
+    inner = {"WIDTH": 17_408}
     for name, kernel, constants in (
-        ("norm", norm._norm_kernel, width),
-        ("norm gradient", norm._norm_gradient_kernel, width),
-        ("heads", norm._head_kernel, heads),
-        ("heads gradient", norm._head_gradient_kernel, heads),
-        ("swiglu", swiglu._swiglu_kernel, inner),
-        ("swiglu gradient", swiglu._swiglu_gradient_kernel, inner),
+        ("norm", norm._norm_kernel, width | {"num_warps": norm.NORM_WARPS}),
+        ("norm gradient", norm._norm_gradient_kernel, width | {"num_warps": norm.NORM_WALK.warps}),
+        ("heads", norm._head_kernel, heads | {"num_warps": norm.HEAD_WARPS}),
+        ("heads gradient", norm._head_gradient_kernel, heads | {"num_warps": norm.HEAD_WALK.warps}),
+        ("swiglu", swiglu._swiglu_kernel, inner | swiglu.PRODUCT.constants(17_408)),
+        ("swiglu gradient", swiglu._swiglu_gradient_kernel, inner | swiglu.GRADIENT.constants(17_408)),
     ):
         yield name, build(kernel, constants, capability=capability, pointers=sums)
+
+
+def _update_builds(capability: int) -> Iterator[tuple[str, Any]]:
+    numbers = dict.fromkeys(
+        ("moved_ptr", "exp_avg_ptr", "exp_avg_sq_ptr", "divisor_ptr", "closed_ptr", "partial_ptr"), "*fp32"
+    )
+    squares = {"TILE": adamw.SQUARES.size, "SPAN": adamw.SPAN * adamw.SQUARES.size, "num_warps": adamw.SQUARES.warps}
+    step = {"TILE": adamw.STEP.size, "HAS_DIVISOR": True, "HAS_MASTER": True, "num_warps": adamw.STEP.warps}
+    for name, kernel, constants in (
+        ("squares of gradients", adamw._square_kernel, squares), ("AdamW", adamw._step_kernel, step)
+    ):  # fmt: skip
+        yield name, build(kernel, constants, capability=capability, pointers=numbers)
 
 
 def main(capability: int, part: str = "all") -> None:

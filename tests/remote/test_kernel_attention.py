@@ -125,7 +125,7 @@ def test_ranges_of_context_tiles_are_those_of_the_mask(rule: str, keys: int) -> 
     tiles = replace(TILES["one block a tile"], context=Tile(8, keys, 1, 4))
     mask = dense_mask(seen)[:, : seen.num_context].view(-1, 5, seen.num_context)
 
-    listed = attention._ranges(seen, tiles).seen_by
+    listed = attention.read_ranges(seen, tiles).seen_by
 
     num_whole = 0
     for tile, (begin, whole, tail, finish) in enumerate(listed.T.tolist()):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from remote.drafter.optim import DrafterOptimizer, NonFinite, NonFiniteLatch, lr_factor, refuse_muon_on_cpu
 from remote.spec import OptimSpec
+from tests.remote.cuda import in_interpreter, needs_cuda
 
 CPU = torch.device("cpu")
 
@@ -225,16 +226,63 @@ def test_wsd_is_stable_until_its_last_fifth() -> None:
     assert factors[99] == pytest.approx(0.05)
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@in_interpreter
+@pytest.mark.parametrize("clip_norm", [0.0, 0.7])
+def test_the_fused_update_moves_as_torchs_does(clip_norm: float) -> None:
+    spec = OptimSpec(lr=1e-2, weight_decay=0.1, clip_norm=clip_norm, schedule="linear", warmup_steps=2)
+    nets = small_net(torch.float16), small_net(torch.float16)
+    fused, plain = (
+        DrafterOptimizer(net.named_parameters(), spec, num_steps=6, is_fused=is_fused)
+        for net, is_fused in zip(nets, (True, False), strict=True)
+    )
+
+    for step in range(1, 7):
+        for net in nets:
+            give_gradients(net, step)
+        torch.testing.assert_close(fused.update(step), plain.update(step))
+
+    assert fused.state().keys() == plain.state().keys()
+    for name, value in fused.state().items():
+        torch.testing.assert_close(value, plain.state()[name], rtol=1e-5, atol=1e-7)
+    assert all(weight.grad is None for weight in nets[0].parameters())
 
 
-@pytest.mark.gpu
+@in_interpreter
+def test_a_fused_update_resumes_bit_for_bit_and_a_closed_latch_holds_it() -> None:
+    net, spec = small_net(torch.float16), OptimSpec(lr=1e-2)
+    first = DrafterOptimizer(net.named_parameters(), spec, num_steps=6, is_fused=True)
+    give_gradients(net, 1)
+    first.update(1)
+    other = small_net(torch.float16)
+    other.load_state_dict(net.state_dict())
+    second = DrafterOptimizer(other.named_parameters(), spec, num_steps=6, is_fused=True)
+    second.load_state(first.state())
+
+    for step in (2, 3):
+        for each, optimizer in ((net, first), (other, second)):
+            give_gradients(each, step)
+            if step == 3:
+                next(each.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
+            optimizer.update(step)
+        if step == 2:
+            before = weights(net)
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(net), weights(other), strict=True))
+    assert all(torch.equal(value, second.state()[name]) for name, value in first.state().items())
+    assert all(torch.equal(a, b) for a, b in zip(weights(net), before, strict=True))
+    assert first.latch.read() == NonFinite(3, None, "grad_norm")
+
+
+# ---- on a card
+
+
 @needs_cuda
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_cuda_card_moves_the_weights_as_a_cpu_does(name: str) -> None:
+def test_a_cuda_card_moves_the_weights_as_a_cpu_does(name: str, is_fused: bool) -> None:
     spec = OptimSpec(name=name, lr=1e-2, weight_decay=0.1, clip_norm=0.5)  # type: ignore[arg-type]
     nets = [small_net(), small_net().cuda()]
-    optimizers = [DrafterOptimizer(net.named_parameters(), spec, num_steps=6) for net in nets]
+    optimizers = [DrafterOptimizer(net.named_parameters(), spec, num_steps=6, is_fused=is_fused) for net in nets]
 
     for step in range(1, 7):
         give_gradients(nets[0], step)
@@ -247,20 +295,20 @@ def test_a_cuda_card_moves_the_weights_as_a_cpu_does(name: str) -> None:
     torch.testing.assert_close(moved, weights(nets[0]), rtol=2e-3, atol=2e-4)  # Muon multiplies in bfloat16
 
 
-@pytest.mark.gpu
 @needs_cuda
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_on_a_cuda_card_a_closed_latch_keeps_every_weight_and_no_step_waits(name: str) -> None:
-    net = small_net(torch.bfloat16).cuda()
-    optimizer = DrafterOptimizer(net.named_parameters(), OptimSpec(name=name), num_steps=9)  # type: ignore[arg-type]
+def test_on_a_cuda_card_a_closed_latch_keeps_every_weight_and_no_step_waits(name: str, is_fused: bool) -> None:
+    net, spec = small_net(torch.bfloat16).cuda(), OptimSpec(name=name)  # type: ignore[arg-type]
+    optimizer = DrafterOptimizer(net.named_parameters(), spec, num_steps=9, is_fused=is_fused)
     give_gradients_on_card(net, 1)
     optimizer.update(1)
     before = weights(net)
 
     give_gradients_on_card(net, 2)
     next(net.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
-    torch.cuda.set_sync_debug_mode("error")  # any wait for the device in here is an error
     try:
+        torch.cuda.set_sync_debug_mode("error")  # any wait for the device in here is an error
         optimizer.update(2)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -15,7 +15,7 @@ Shapes: S context tokens, T block tokens (N blocks of B), Q query heads, G key/v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,14 @@ LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))  # compute capabilities
 
 def plan(visibility: Visibility, *, tiles: Tiles | None = None) -> Callable[[Tensor, KeyValues], Tensor]:
     """Attention over these ranges. Made once a step for all layers that share them; a few small device operations."""
-    ranges: list[_Ranges] = []
+    ranges: list[Ranges] = []
 
     @launch.on_its_device
     def attend(query_TQD: Tensor, keys: KeyValues) -> Tensor:
         if not can_launch(query_TQD) or (tiles is None and not _fit(query_TQD, keys, visibility)):
             return attention_reference(query_TQD, keys, visibility)
         if not ranges:
-            ranges.append(_ranges(visibility, tiles or _tiles(query_TQD.device)))
+            ranges.append(read_ranges(visibility, tiles or _tiles(query_TQD.device)))
         inputs = [tensor.contiguous() for tensor in (query_TQD, *keys)]
         out: Tensor = _RangedAttention.apply(*inputs, ranges[0])
         return out
@@ -120,7 +120,7 @@ def attention_reference(query_TQD: Tensor, keys: KeyValues, visibility: Visibili
 
 
 @dataclass(frozen=True)
-class _Ranges:
+class Ranges:
     """What the kernels read of a Visibility: int32 on the device, found without waiting for it."""
 
     start_T: Tensor
@@ -130,7 +130,7 @@ class _Ranges:
     tiles: Tiles
 
 
-def _ranges(visibility: Visibility, tiles: Tiles) -> _Ranges:
+def read_ranges(visibility: Visibility, tiles: Tiles) -> Ranges:
     """Of a sorted row of blocks; the narrowest range of a block starts with its last slot."""
     size = visibility.block_size
     start_NB, end_N = visibility.start_T.view(-1, size), visibility.end_T[::size].contiguous()
@@ -142,7 +142,7 @@ def _ranges(visibility: Visibility, tiles: Tiles) -> _Ranges:
     whole_end = torch.searchsorted(last_N, low, right=True)
     finish = torch.maximum(torch.searchsorted(first_N, high), begin)
     seen_by = torch.stack([begin, whole_begin, torch.minimum(whole_end, finish), finish])
-    return _Ranges(
+    return Ranges(
         visibility.start_T.to(torch.int32), visibility.end_T.to(torch.int32), seen_by.to(torch.int32), visibility, tiles
     )
 
@@ -159,40 +159,69 @@ class _RangedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, context_key: Tensor, context_value: Tensor, block_key: Tensor, block_value: Tensor,
-        ranges: _Ranges,
+        ranges: Ranges,
     ) -> Tensor:  # fmt: skip
-        tile, shape = ranges.tiles.forward, _Shape.of(query, context_key, ranges)
-        numbers = (shape.num_kv_heads, shape.num_blocks * shape.block_rows)  # one for every row, padding included
-        out, log_sum = torch.empty_like(query), query.new_empty(numbers, dtype=torch.float32)
-        forward_kernel[shape.grid(tile)](
-            query, context_key, context_value, block_key, block_value, ranges.start_T, ranges.end_T, out, log_sum,
-            *shape.lengths, shape.scale, CAUSAL=ranges.visibility.causal, **shape.constants(tile, is_whole=True),
-        )  # fmt: skip
-        ctx.save_for_backward(query, context_key, context_value, block_key, block_value, out, log_sum)
+        inputs = (query, context_key, context_value, block_key, block_value)
+        out, log_sum = forward_pass(inputs, ranges)
+        ctx.save_for_backward(*inputs, out, log_sum)
         ctx.ranges = ranges
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, context_key, context_value, block_key, block_value, out, log_sum = ctx.saved_tensors
+        *inputs, out, log_sum = ctx.saved_tensors
         ranges, grad_out = ctx.ranges, grad_out.contiguous()
-        shape, delta = _Shape.of(query, context_key, ranges), torch.empty_like(log_sum)
-        grads = [torch.empty_like(x) for x in (query, context_key, context_value, block_key, block_value)]
-        grad_query, grad_key, grad_value, grad_block_key, grad_block_value = grads
-        tile = ranges.tiles.query
-        query_gradient_kernel[shape.grid(tile)](
-            query, context_key, context_value, block_key, block_value, ranges.start_T, ranges.end_T, out, log_sum,
-            grad_out, delta, grad_query, grad_block_key, grad_block_value,
-            *shape.lengths, shape.scale, CAUSAL=ranges.visibility.causal, **shape.constants(tile, is_whole=True),
-        )  # fmt: skip
-        tile = ranges.tiles.context
-        context_gradient_kernel[(ranges.seen_by.shape[1], shape.num_kv_heads)](
-            query, context_key, context_value, ranges.start_T, ranges.end_T, log_sum, grad_out, delta,
-            grad_key, grad_value, ranges.seen_by,
-            *shape.lengths, shape.scale, **shape.constants(tile, is_whole=False),
-        )  # fmt: skip
-        return *grads, None
+        delta, grad_query, *grads_of_block = query_gradient_pass(inputs, ranges, out, log_sum, grad_out)
+        grads_of_context = context_gradient_pass(inputs, ranges, log_sum, grad_out, delta)
+        return grad_query, *grads_of_context, *grads_of_block, None
+
+
+# One launch each, as `benchmarks.tiles` times them. inputs: query, context key and value, block key and value.
+
+
+def forward_pass(inputs: Sequence[Tensor], ranges: Ranges) -> tuple[Tensor, Tensor]:
+    """The output and each row's log-sum-exp in base two."""
+    shape, out = _Shape.of(inputs, ranges), torch.empty_like(inputs[0])
+    numbers = (shape.num_kv_heads, shape.num_blocks * shape.block_rows)  # one for every row, padding included
+    log_sum = out.new_empty(numbers, dtype=torch.float32)
+    tile = ranges.tiles.forward
+    forward_kernel[shape.grid(tile)](
+        *inputs, ranges.start_T, ranges.end_T, out, log_sum,
+        *shape.lengths, shape.scale, CAUSAL=ranges.visibility.causal, **shape.constants(tile, is_whole=True),
+    )  # fmt: skip
+    return out, log_sum
+
+
+def query_gradient_pass(
+    inputs: Sequence[Tensor], ranges: Ranges, out: Tensor, log_sum: Tensor, grad_out: Tensor
+) -> tuple[Tensor, ...]:
+    """Each row's Σ out·grad_out, then the gradients of query, block key and block value."""
+    query, _, _, block_key, block_value = inputs
+    shape, tile = _Shape.of(inputs, ranges), ranges.tiles.query
+    delta, grads = torch.empty_like(log_sum), [torch.empty_like(each) for each in (query, block_key, block_value)]
+    query_gradient_kernel[shape.grid(tile)](
+        *inputs, ranges.start_T, ranges.end_T, out, log_sum, grad_out, delta, *grads,
+        *shape.lengths, shape.scale, CAUSAL=ranges.visibility.causal, **shape.constants(tile, is_whole=True),
+    )  # fmt: skip
+    return delta, *grads
+
+
+def context_gradient_pass(
+    inputs: Sequence[Tensor], ranges: Ranges, log_sum: Tensor, grad_out: Tensor, delta: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients of context key and value."""
+    query, key, value, _, _ = inputs
+    shape, tile, grads = (
+        _Shape.of(inputs, ranges),
+        ranges.tiles.context,
+        (torch.empty_like(key), torch.empty_like(value)),
+    )
+    context_gradient_kernel[(ranges.seen_by.shape[1], shape.num_kv_heads)](
+        query, key, value, ranges.start_T, ranges.end_T, log_sum, grad_out, delta, *grads, ranges.seen_by,
+        *shape.lengths, shape.scale, **shape.constants(tile, is_whole=False),
+    )  # fmt: skip
+    return grads
 
 
 @dataclass(frozen=True)
@@ -206,7 +235,8 @@ class _Shape:
     precision: str
 
     @classmethod
-    def of(cls, query: Tensor, context_key: Tensor, ranges: _Ranges) -> _Shape:
+    def of(cls, inputs: Sequence[Tensor], ranges: Ranges) -> _Shape:
+        query, context_key, *_ = inputs
         (num_tokens, num_heads, head_dim), num_kv_heads = query.shape, context_key.shape[1]
         size, group = ranges.visibility.block_size, num_heads // num_kv_heads
         return cls(num_tokens, context_key.shape[0], size, num_kv_heads, group, head_dim, precision(query))

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remote.drafter.kernels.launch import can_launch, jit, on_its_device, power_of_two, tl
+from remote.drafter.kernels.launch import RowTile, can_launch, jit, on_its_device, tl
 
-TILE = 2048  # numbers of a row that are read at once
-OPTIONS = {"STAGES": 4, "num_warps": 8}
+STATISTICS, GRADIENT = RowTile(2048, 8, 4), RowTile(2048, 8, 4)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class TargetRows:
 
 
 @on_its_device
-def row_statistics(logits_MV: Tensor, label_M: Tensor | None = None) -> RowStatistics:
+def row_statistics(logits_MV: Tensor, label_M: Tensor | None = None, *, tile: RowTile = STATISTICS) -> RowStatistics:
     """Log-sum-exp, entropy and argmax of every row; with labels their logits and ranks as well."""
     if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
         return row_statistics_reference(logits_MV, label_M)
@@ -51,7 +50,7 @@ def row_statistics(logits_MV: Tensor, label_M: Tensor | None = None) -> RowStati
     if num_rows:
         _statistics_kernel[(num_rows,)](
             logits_MV, best if label_M is None else label_M, log_sum, entropy, best, label_logit, rank,
-            VOCAB=vocab, TILE=_tile(vocab), HAS_LABEL=label_M is not None, **OPTIONS,
+            HAS_LABEL=label_M is not None, **row_constants(vocab, tile),
         )  # fmt: skip
     is_labelled = label_M is not None
     return RowStatistics(log_sum, entropy, best, label_logit if is_labelled else None, rank if is_labelled else None)
@@ -73,7 +72,7 @@ def row_statistics_reference(logits_MV: Tensor, label_M: Tensor | None = None) -
 @on_its_device
 def cross_entropy_gradient(
     logits_MV: Tensor, log_sum_M: Tensor, label_M: Tensor, weight_M: Tensor, *,
-    hard: float, soft: float, target: TargetRows | None, out_MV: Tensor | None,
+    hard: float, soft: float, target: TargetRows | None, out_MV: Tensor | None, tile: RowTile = GRADIENT,
 ) -> Tensor | None:  # fmt: skip
     """Gradient of Σ weight · (hard·CE(label) + soft·(−Σ p log q)) into `out_MV`; returns −Σ p log q of each row.
 
@@ -93,7 +92,7 @@ def cross_entropy_gradient(
         _cross_entropy_kernel[(num_rows,)](
             logits_MV, log_sum_M, label_M, weight_M, rows.logits_UV, rows.log_sum_U, rows.index_M,
             logits_MV if out_MV is None else out_MV, soft_ce, float(hard), float(soft),
-            VOCAB=vocab, TILE=_tile(vocab), HAS_TARGET=target is not None, HAS_OUT=out_MV is not None, **OPTIONS,
+            HAS_TARGET=target is not None, HAS_OUT=out_MV is not None, **row_constants(vocab, tile),
         )  # fmt: skip
     return soft_ce if target is not None else None
 
@@ -127,13 +126,12 @@ def entropy_gradient(
         return
     num_rows, vocab = logits_MV.shape
     if num_rows:
-        _entropy_kernel[(num_rows,)](
-            logits_MV, log_sum_M, entropy_M, scale_M, out_MV, VOCAB=vocab, TILE=_tile(vocab), **OPTIONS
-        )
+        _entropy_kernel[(num_rows,)](logits_MV, log_sum_M, entropy_M, scale_M, out_MV, **row_constants(vocab, GRADIENT))
 
 
-def _tile(vocab: int) -> int:
-    return min(TILE, power_of_two(vocab))
+def row_constants(vocab: int, tile: RowTile) -> dict[str, int]:
+    """What the kernels are compiled for."""
+    return {"VOCAB": vocab, "STAGES": tile.stages, **tile.constants(vocab)}
 
 
 @jit(slices=("label_ptr",))

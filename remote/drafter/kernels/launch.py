@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -25,6 +26,19 @@ is_installed = triton is not None
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """How a kernel reads a long row; found by timing on an H200 (`benchmarks.tiles`)."""
+
+    size: int  # numbers of the row that one program holds at once
+    warps: int
+    stages: int = 1  # of the software pipeline, where the kernel walks the row
+
+    def constants(self, width: int) -> dict[str, int]:
+        """For rows of `width` numbers: no more than one tile where they are shorter."""
+        return {"TILE": min(self.size, power_of_two(width)), "num_warps": self.warps}
 
 
 def jit(lengths: tuple[str, ...] = (), *, slices: tuple[str, ...] = ()) -> Any:

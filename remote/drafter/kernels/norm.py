@@ -6,6 +6,7 @@ float32 whatever the dtype. Shapes: N tokens, H width, Q heads of size D.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +17,20 @@ from torch.nn import functional as F
 from remote.drafter.kernels.launch import can_launch, jit, on_its_device, power_of_two, tl
 from remote.drafter.rope import Rotary, rotate
 
-PROGRAMS = 4  # a multiprocessor: each walks many rows and adds up one part of the weight's gradient
 CPU_PROGRAMS = 3  # in the interpreter
 LENGTHS = ("num_rows",)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a gradient kernel is launched: each program walks many rows and adds up one part of the weight's gradient."""
+
+    warps: int
+    programs: int  # a multiprocessor
+
+
+NORM_WARPS, HEAD_WARPS = 8, 4  # of the kernels with a program a row; all four found by timing (`benchmarks.tiles`)
+NORM_WALK, HEAD_WALK = Walk(8, 4), Walk(4, 4)
 
 
 @on_its_device
@@ -65,20 +77,20 @@ def head_norm_rotate_reference(x_NQD: Tensor, weight_D: Tensor, eps: float, at: 
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out, scale = _normed(x, weight, eps)
+        out, scale = norm_rows(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        return *_norm_gradients(grad_out.contiguous(), *ctx.saved_tensors), None
+        return *norm_gradients(grad_out.contiguous(), *ctx.saved_tensors), None
 
 
 class _NormLinears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, *matrices: Tensor) -> tuple[Tensor, ...]:
-        normed, scale = _normed(x, weight, eps)
+        normed, scale = norm_rows(x, weight, eps)
         ctx.save_for_backward(x, weight, scale, *matrices)
         ctx.eps = eps
         return tuple(normed @ matrix.T for matrix in matrices)
@@ -90,60 +102,80 @@ class _NormLinears(torch.autograd.Function):
         grad_normed = grads[0] @ matrices[0]
         for grad, matrix in zip(grads[1:], matrices[1:], strict=True):
             grad_normed.addmm_(grad, matrix)
-        grad_x, grad_weight = _norm_gradients(grad_normed, x, weight, scale)
+        grad_x, grad_weight = norm_gradients(grad_normed, x, weight, scale)
         del grad_normed
-        normed, _ = _normed(x, weight, ctx.eps)
+        normed, _ = norm_rows(x, weight, ctx.eps)
         return grad_x, grad_weight, None, *(grad.T @ normed for grad in grads)
 
 
 class _HeadNormRotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        (num_rows, heads, head_dim), out = x.shape, torch.empty_like(x)
-        if num_rows:
-            _head_kernel[(num_rows,)](
-                x, weight, cos, sin, out, eps, HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2
-            )
         ctx.save_for_backward(x, weight, cos, sin)
         ctx.eps = eps
-        return out
+        return rotated(x, weight, cos, sin, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin = ctx.saved_tensors
-        (num_rows, heads, head_dim), grad_x = x.shape, torch.empty_like(x)
-        partial = _partial_sums(num_rows, head_dim, x.device)
-        _head_gradient_kernel[(partial.shape[0],)](
-            grad_out.contiguous(), x, weight, cos, sin, grad_x, partial, num_rows, ctx.eps,
-            HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2,
-        )  # fmt: skip
-        return grad_x, partial.sum(0).to(weight.dtype), None, None, None
+        return *rotated_gradients(grad_out.contiguous(), x, weight, cos, sin, ctx.eps), None, None, None
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+# One launch each, as `benchmarks.tiles` times them
+
+
+def norm_rows(x: Tensor, weight: Tensor, eps: float, *, warps: int = NORM_WARPS) -> tuple[Tensor, Tensor]:
     """The normed rows and each row's factor 1 / sqrt(mean(x²) + eps)."""
     (num_rows, width), out = x.shape, torch.empty_like(x)
     scale = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     if num_rows:
-        _norm_kernel[(num_rows,)](x, weight, out, scale, eps, WIDTH=width, TILE=power_of_two(width), num_warps=8)
+        _norm_kernel[(num_rows,)](x, weight, out, scale, eps, WIDTH=width, TILE=power_of_two(width), num_warps=warps)
     return out, scale
 
 
-def _norm_gradients(grad_out: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def norm_gradients(
+    grad_out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, *, walk: Walk = NORM_WALK
+) -> tuple[Tensor, Tensor]:
+    """Of the rows and of the weight."""
     (num_rows, width), grad_x = x.shape, torch.empty_like(x)
-    partial = _partial_sums(num_rows, width, x.device)
+    partial = _partial_sums(num_rows, width, walk, x.device)
     _norm_gradient_kernel[(partial.shape[0],)](
-        grad_out, x, weight, scale, grad_x, partial, num_rows, WIDTH=width, TILE=power_of_two(width), num_warps=8
-    )
+        grad_out, x, weight, scale, grad_x, partial, num_rows,
+        WIDTH=width, TILE=power_of_two(width), num_warps=walk.warps,
+    )  # fmt: skip
     return grad_x, partial.sum(0).to(weight.dtype)
 
 
-def _partial_sums(num_rows: int, width: int, device: torch.device) -> Tensor:
+def rotated(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *, warps: int = HEAD_WARPS) -> Tensor:
+    """Every head normed and rotated."""
+    (num_rows, heads, head_dim), out = x.shape, torch.empty_like(x)
+    if num_rows:
+        _head_kernel[(num_rows,)](
+            x, weight, cos, sin, out, eps,
+            HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=warps,
+        )  # fmt: skip
+    return out
+
+
+def rotated_gradients(
+    grad_out: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *, walk: Walk = HEAD_WALK
+) -> tuple[Tensor, Tensor]:
+    """Of the heads and of their weight."""
+    (num_rows, heads, head_dim), grad_x = x.shape, torch.empty_like(x)
+    partial = _partial_sums(num_rows, head_dim, walk, x.device)
+    _head_gradient_kernel[(partial.shape[0],)](
+        grad_out, x, weight, cos, sin, grad_x, partial, num_rows, eps,
+        HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=walk.warps,
+    )  # fmt: skip
+    return grad_x, partial.sum(0).to(weight.dtype)
+
+
+def _partial_sums(num_rows: int, width: int, walk: Walk, device: torch.device) -> Tensor:
     """One row a program, in a fixed order: the sum has the same bits every time."""
     programs = CPU_PROGRAMS
     if device.type == "cuda":
-        programs = PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+        programs = walk.programs * torch.cuda.get_device_properties(device).multi_processor_count
     return torch.empty(max(1, min(programs, num_rows)), width, dtype=torch.float32, device=device)
 
 

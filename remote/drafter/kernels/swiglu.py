@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from remote.drafter.kernels.launch import can_launch, jit, on_its_device, power_of_two, tl
+from remote.drafter.kernels.launch import RowTile, can_launch, jit, on_its_device, tl
 
-TILE = 2048
+PRODUCT, GRADIENT = RowTile(2048, 4), RowTile(2048, 4)
 
 
 @on_its_device
@@ -34,9 +34,7 @@ def swiglu_linear_reference(gate_NI: Tensor, up_NI: Tensor, matrix_HI: Tensor) -
 class _SwigluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, matrix: Tensor) -> Tensor:
-        inner = torch.empty_like(gate)
-        if gate.shape[0]:
-            _swiglu_kernel[_grid(gate)](gate, up, inner, WIDTH=gate.shape[1], TILE=_tile(gate))
+        inner = product(gate, up)
         ctx.save_for_backward(gate, up, matrix)
         return inner @ matrix.T
 
@@ -45,19 +43,29 @@ class _SwigluLinear(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, ...]:
         gate, up, matrix = ctx.saved_tensors
         inner = grad_out @ matrix  # first the gradient of the product, then the product itself
-        if gate.shape[0]:
-            _swiglu_gradient_kernel[_grid(gate)](gate, up, inner, WIDTH=gate.shape[1], TILE=_tile(gate))
+        differentiate(gate, up, inner)
         for tensor in (gate, up):
             torch.autograd.graph.increment_version(tensor)
         return gate, up, grad_out.T @ inner
 
 
-def _grid(gate: Tensor) -> tuple[int, int]:
-    return gate.shape[0], -(-gate.shape[1] // _tile(gate))
+def product(gate: Tensor, up: Tensor, tile: RowTile = PRODUCT) -> Tensor:
+    inner = torch.empty_like(gate)
+    if gate.shape[0]:
+        _swiglu_kernel[_grid(gate, tile)](gate, up, inner, WIDTH=gate.shape[1], **tile.constants(gate.shape[1]))
+    return inner
 
 
-def _tile(gate: Tensor) -> int:
-    return min(TILE, power_of_two(gate.shape[1]))
+def differentiate(gate: Tensor, up: Tensor, inner: Tensor, tile: RowTile = GRADIENT) -> None:
+    """In: gate, up and the gradient of their product. Out, in the same places: their gradients and the product."""
+    if gate.shape[0]:
+        _swiglu_gradient_kernel[_grid(gate, tile)](
+            gate, up, inner, WIDTH=gate.shape[1], **tile.constants(gate.shape[1])
+        )
+
+
+def _grid(gate: Tensor, tile: RowTile) -> tuple[int, int]:
+    return gate.shape[0], -(-gate.shape[1] // tile.constants(gate.shape[1])["TILE"])
 
 
 @jit()
@@ -72,7 +80,6 @@ def _swiglu_kernel(gate_ptr, up_ptr, inner_ptr, WIDTH: tl.constexpr, TILE: tl.co
 
 @jit()
 def _swiglu_gradient_kernel(gate_ptr, up_ptr, inner_ptr, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """In: gate, up and the gradient of their product. Out, in the same places: their gradients and the product."""
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     place = tl.program_id(0).to(tl.int64) * WIDTH + at
     gate = tl.load(gate_ptr + place, mask=at < WIDTH, other=0.0).to(tl.float32)
