@@ -115,6 +115,7 @@ def load(
     if optimizer is not None:
         moments = {f"{kind}/{name}": tensor for kind in kinds for name, tensor in parts[kind + _SUFFIX].items()}
         _refuse_other_shapes(folder, moments, optimizer.state())
+        _refuse_other_types(folder, moments, optimizer.state())
         _refuse_other_generators(folder, parts[_RNG])
         optimizer.load_state(moments)
         _set_rng_state(parts[_RNG])
@@ -322,6 +323,16 @@ def _refuse_other_shapes(folder: Path, found: Mapping[str, Tensor], own: Mapping
         if found[name].shape != own[name].shape:
             seen, expected = list(found[name].shape), list(own[name].shape)
             raise CheckpointError(f"{folder}: tensor {name} has shape {seen}; this recipe needs {expected}")
+
+
+def _refuse_other_types(folder: Path, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    for name in sorted(own):
+        if found[name].dtype != own[name].dtype:
+            seen, expected = (str(each[name].dtype).removeprefix("torch.") for each in (found, own))
+            raise CheckpointError(
+                f"{folder}: tensor {name} is {seen}; this recipe needs {expected}: resume with the optim settings it was "
+                "trained with, or launch a new run"
+            )
 
 
 # Generators -------------------------------------------------------------------------------------

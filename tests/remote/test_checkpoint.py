@@ -138,6 +138,21 @@ def test_other_shapes_are_refused_in_one_line_and_change_nothing(tmp_path: Path)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_moments_of_another_type_are_refused_in_one_line_and_change_nothing(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "step-00000003")
+    model, _ = make()
+    other = DrafterOptimizer(model.named_parameters(), OptimSpec(lr=1e-2, moment_dtype="bfloat16"), num_steps=10)
+    before = [weight.clone() for weight in model.parameters()]
+
+    with pytest.raises(
+        CheckpointError, match=r"tensor exp_avg/0\.bias is float32; this recipe needs bfloat16"
+    ) as caught:
+        checkpoint.load(folder, model=model, optimizer=other)
+
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "exp_avg.safetensors", "rng.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
 def test_a_damaged_file_is_one_clear_line_and_changes_nothing(tmp_path: Path, name: str, damage: str) -> None:
