@@ -26,6 +26,7 @@ from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError
 from orchestrator.store.reads import Reader
+from orchestrator.units import counted
 from tui.acting import Chosen, ask_and_do, open_help, open_palette
 from tui.editor import edit, editor
 from tui.faults import crash_line, trouble
@@ -384,7 +385,7 @@ def run(
     if app.crash is not None:
         sys.stderr.write(f"{crash_line(app.crash)}\n")
     if app.num_live:
-        runs = "1 run goes" if app.num_live == 1 else f"{app.num_live} runs go"
+        runs = f"{counted(app.num_live, 'run')} {'goes' if app.num_live == 1 else 'go'}"
         sys.stdout.write(f"{runs} on. Come back with: draftyard watch\n")
     return app.return_code or 0
 

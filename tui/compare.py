@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 
 from orchestrator.actions.history import in_reading_order, spec_differences
 from orchestrator.store.rows import SeriesRow
+from orchestrator.units import counted
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RunDetail
 from tui.facts import fact_text
@@ -57,7 +58,7 @@ class CompareScreen(YardScreen):
         self._sheet.show(lambda width, _height: compare_lines(snapshot.compared, width, self._look()))
 
     def crumbs(self) -> Sequence[Piece]:
-        return [(f"compare {len(self._run_ids)} runs", "strong")]
+        return [(f"compare {counted(len(self._run_ids), 'run')}", "strong")]
 
     def action_log(self) -> None:
         self._is_log = not self._is_log
@@ -129,7 +130,7 @@ def _charts(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
                 for index, detail in enumerate(details)
                 if (curve := detail.curve(name)) is not None and curve.samples
             ]
-            blocks.append((chart_lines(name, unit_of(name), series, (room, 9), look), room))
+            blocks.append((chart_lines(name, _unit(details, name), series, (room, 9), look), room))
         lines += [*([BLANK] if lines else []), *beside(*blocks, gap=3)]
     return lines
 
@@ -144,14 +145,20 @@ def _measured(details: Sequence[RunDetail], width: int) -> list[Line]:
     lines = []
     for name in names:
         rows = [next((row for row in detail.series if row.name == name), None) for detail in details]
-        cells = ["–" if row is None else _final_and_best(row) for row in rows]
+        unit = _unit(details, name)
+        cells = ["–" if row is None else _final_and_best(row, unit) for row in rows]
         lines.append(_row(name, cells, width))
     return lines
 
 
-def _final_and_best(row: SeriesRow) -> str:
+def _unit(details: Sequence[RunDetail], name: str) -> str:
+    """What all that are compared have the metric in: a stranger's loss beside ours has none."""
+    return unit_of(name, is_ours=all(detail.is_ours for detail in details))
+
+
+def _final_and_best(row: SeriesRow, unit: str) -> str:
     """A learning rate or a norm has no best."""
-    name, unit = row.name, unit_of(row.name)
+    name = row.name
     final = value(row.last_value, unit=unit)
     is_known = name.startswith((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))
     best = row.min_value if name.startswith(LOWER_IS_BETTER) else row.max_value

@@ -20,7 +20,6 @@ from tui.overview import CHART_SMOOTHING
 from tui.pieces import Line, beside
 from tui.sheet import Sheet
 from tui.snapshot import CurvesAsk
-from tui.wording import unit_of
 
 SMOOTHINGS = (0.0, CHART_SMOOTHING, 0.95, 0.99)
 LEAST_CHART = (38, 9)  # cells a chart of the grid has at least
@@ -203,4 +202,4 @@ class CurvesPane(Sheet):
         chosen = self._detail.series[self._chosen].name if self._detail else ""
         is_chosen = curve.name == chosen and not self._is_alone
         title = f"▸ {curve.name}" if is_chosen else curve.name
-        return chart_lines(title, unit_of(curve.name), series, size, look)
+        return chart_lines(title, curve.unit, series, size, look)

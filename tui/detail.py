@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.actions.history import newest_series
-from orchestrator.actions.throughput import PARTS, of_run, recent_mean
+from orchestrator.actions.history import in_reading_order, newest_series
+from orchestrator.actions.throughput import PARTS, of_run, recent_mean, roles_told
+from orchestrator.actions.whole_run import whole_series
 from orchestrator.errors import DraftyardError
 from orchestrator.store.acceptance import Decoded, Way, decoded_ways
 from orchestrator.store.reads import Reader
@@ -37,6 +38,8 @@ from orchestrator.units import is_measurable
 from tui.answers import NO_ANSWERS, Answers
 from tui.curve import Sample
 from tui.pace import NO_PACE, Pace, StepTimes, mean_of, pace_by_clock, pace_of
+from tui.ranks import Rank, ranks_of
+from tui.wording import unit_of
 
 if TYPE_CHECKING:
     from tui.snapshot import CurvesAsk
@@ -56,6 +59,7 @@ class AttemptCurve:
 class MetricCurve:
     name: str
     attempts: tuple[AttemptCurve, ...]  # oldest first; the last is the one that counts
+    unit: str = ""
     baseline: tuple[Sample, ...] = ()
     newest: float | None = None  # the newest value as reported
 
@@ -68,13 +72,17 @@ class MetricCurve:
 class RunDetail:
     run: RunRow
     attempts: tuple[AttemptRow, ...] = ()
-    series: tuple[SeriesRow, ...] = ()  # newest attempt and lowest rank of each metric, in reading order
+    series: tuple[
+        SeriesRow, ...
+    ] = ()  # of each metric its summary over all attempts, as `show` has it, in reading order
     curves: tuple[MetricCurve, ...] = ()
     failures: tuple[FailureRow, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
     evaluations: tuple[EvaluationRow, ...] = ()
     decoded: Mapping[Way, Decoded] = field(default_factory=dict)  # what the drafter is worth, as measured last
     peaks: tuple[MemoryPeakRow, ...] = ()
+    ranks: tuple[Rank, ...] = ()  # of a training that is several processes
+    roles_told: str = ""  # which role holds the other up, in one sentence
     gpu_samples: tuple[GpuSampleRow, ...] = ()  # of its own GPUs
     progress: tuple[ProgressRow, ...] = ()
     events: tuple[EventRow, ...] = ()
@@ -87,6 +95,11 @@ class RunDetail:
     pace: Pace = NO_PACE
     answers: Answers = NO_ANSWERS  # asked for by the tabs that show them
     against: str = ""  # its speed beside a baseline's, in one sentence; asked for by the overview
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the bundled trainer ran, whose metrics have units that are known."""
+        return is_ours(self.spec)
 
     @property
     def latest(self) -> dict[str, float]:
@@ -102,8 +115,9 @@ class RunDetail:
 
 def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
     attempts = tuple(reader.attempts(run.id))
-    all_series = reader.series(run.id)
-    series = tuple(newest_series(all_series))
+    all_series, spec = reader.series(run.id), read_document(reader, run.id, Document.SPEC)
+    series = summaries(reader, run.id)
+    peaks = tuple(reader.memory_peaks(run.id))
     since_s = (run.last_event_s or run.created_s) - WATER_LINE_S
     hosts = [host for host in reader.hosts() if host.name == run.host]
     launch = read_document(reader, run.id, Document.LAUNCH)
@@ -111,23 +125,35 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
         run=run,
         attempts=attempts,
         series=series,
-        curves=_curves(reader, run, all_series, ask),
+        curves=_curves(reader, run, all_series, ask, is_ours=is_ours(spec)),
         failures=tuple(reader.failures(run.id)),
         checkpoints=tuple(reader.checkpoints(run.id)),
         evaluations=tuple(reader.evaluations(run.id)),
         decoded=decoded_ways(reader, [run.id]).get(run.id, {}),
-        peaks=tuple(reader.memory_peaks(run.id)),
+        peaks=peaks,
+        ranks=ranks_of(all_series, peaks, spec or {}, attempt=run.attempt),
+        roles_told=roles_told(reader, run) or "",
         gpu_samples=own_samples(reader.gpu_samples(run.id, since_s=since_s), (launch or {}).get("gpus") or ()),
         progress=tuple(reader.progress(run.id)),
         events=tuple(reader.events(run.id, limit=EVENT_LIMIT)),
         intents=tuple(reader.intents(run.id)),
         rungs=_rungs(reader, run),
-        spec=read_document(reader, run.id, Document.SPEC),
+        spec=spec,
         plan=read_document(reader, run.id, Document.PLAN),
         launch=launch,
         host=hosts[0] if hosts else None,
         pace=_pace(reader, run, attempts, {row.name for row in series}),
     )
+
+
+def summaries(reader: Reader, run_id: str) -> tuple[SeriesRow, ...]:
+    """Every metric over all attempts, what one did anew counted once: the numbers of `show` and `compare`."""
+    found = whole_series(reader, run_id)
+    return tuple(found[name] for name in in_reading_order(found))
+
+
+def is_ours(spec: Mapping[str, Any] | None) -> bool:
+    return (spec or {}).get("entry") == "dflash"
 
 
 def own_samples(samples: Sequence[GpuSampleRow], promised: Collection[str]) -> tuple[GpuSampleRow, ...]:
@@ -171,9 +197,11 @@ def samples_of(points: Sequence[CurvePoint]) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-def _curves(reader: Reader, run: RunRow, series: Sequence[SeriesRow], ask: CurvesAsk) -> tuple[MetricCurve, ...]:
+def _curves(
+    reader: Reader, run: RunRow, series: Sequence[SeriesRow], ask: CurvesAsk, *, is_ours: bool
+) -> tuple[MetricCurve, ...]:
     names = list(ask.names) or _chosen(series, ask)
-    return tuple(_curve(reader, run, series, name, ask) for name in names)
+    return tuple(_curve(reader, run, series, name, ask, unit_of(name, is_ours=is_ours)) for name in names)
 
 
 def _chosen(series: Sequence[SeriesRow], ask: CurvesAsk) -> list[str]:
@@ -182,7 +210,9 @@ def _chosen(series: Sequence[SeriesRow], ask: CurvesAsk) -> list[str]:
     return names[ask.first : ask.first + ask.count]
 
 
-def _curve(reader: Reader, run: RunRow, series: Sequence[SeriesRow], name: str, ask: CurvesAsk) -> MetricCurve:
+def _curve(
+    reader: Reader, run: RunRow, series: Sequence[SeriesRow], name: str, ask: CurvesAsk, unit: str
+) -> MetricCurve:
     numbers = sorted({row.attempt for row in series if row.name == name})[-1 - MAX_OLDER_ATTEMPTS :]
     first, last = ask.window or (None, None)
 
@@ -193,7 +223,7 @@ def _curve(reader: Reader, run: RunRow, series: Sequence[SeriesRow], name: str, 
     attempts = tuple(AttemptCurve(number, read(run.id, number)) for number in numbers)
     baseline = read(reader.run(ask.baseline).id, None) if ask.baseline else ()
     newest = next((row.last_value for row in series if row.name == name), None)  # newest attempt first
-    return MetricCurve(name, attempts, baseline, newest)
+    return MetricCurve(name, attempts, unit, baseline, newest)
 
 
 def _rungs(reader: Reader, run: RunRow) -> tuple[EvidenceRow, ...]:

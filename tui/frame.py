@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -19,7 +20,7 @@ from textual.widget import Widget
 from orchestrator.store.rows import RunRow
 from tui.acting import offered
 from tui.editor import Finding, recipe_of
-from tui.pieces import Line, Piece, fitted, width_of
+from tui.pieces import Line, Piece, fitted, width_of, wrapped
 from tui.sheet import Sheet
 from tui.snapshot import Ask, Snapshot
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tui.app import Draftyard
 
 LEAST_WIDTH, LEAST_HEIGHT = 60, 14
+LEAST_CRUMBS = 14  # cells of the top line that no fault takes
 
 
 class YardScreen(Screen[None]):
@@ -35,10 +37,12 @@ class YardScreen(Screen[None]):
     DEFAULT_CSS = """
     YardScreen { background: $background; layout: vertical; }
     YardScreen > .bar { height: 1; padding: 0 1; background: $yard-raised; }
+    YardScreen > #trouble { display: none; padding: 0 1; background: $yard-raised; }
+    YardScreen > #trouble.open { display: block; }
     YardScreen > #body { height: 1fr; }
     YardScreen > #small { display: none; height: 1fr; }
     YardScreen.small > #small { display: block; }
-    YardScreen.small > #body, YardScreen.small > .bar { display: none; }
+    YardScreen.small > #body, YardScreen.small > .bar, YardScreen.small > #trouble { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace", "back", "back", id="screen.back", priority=False),
@@ -49,6 +53,7 @@ class YardScreen(Screen[None]):
         super().__init__()
         self.snapshot: Snapshot | None = None
         self._top = Sheet(id="top", classes="bar")
+        self._trouble = Sheet(id="trouble")  # where the top line has no room for it
         self._keys = Sheet(id="keys", classes="bar")
         self._small = Sheet(id="small")
 
@@ -80,6 +85,7 @@ class YardScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield self._top
+        yield self._trouble
         with Vertical(id="body"):
             yield from self.body()
         yield self._keys
@@ -104,6 +110,19 @@ class YardScreen(Screen[None]):
     def show_top(self) -> None:
         if self.is_mounted:
             self._top.show(lambda width, _: [self._top_line(width)])
+            self._show_trouble()
+
+    def _show_trouble(self) -> None:
+        """A fault of reading that the top line would cut, whole, below it."""
+        lines = [] if self._has_room_for_trouble else wrapped(self.app.trouble, max(20, self.size.width - 3), "warn")
+        if lines or self._trouble.has_class("open"):
+            self._trouble.set_class(bool(lines), "open")
+            self._trouble.styles.height = len(lines)
+            self._trouble.show(lambda _width, _height: lines)
+
+    @property
+    def _has_room_for_trouble(self) -> bool:
+        return cell_len(self.app.trouble) + LEAST_CRUMBS <= self.size.width
 
     def show_keys(self) -> None:
         if self.is_mounted:
@@ -114,6 +133,7 @@ class YardScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < LEAST_WIDTH or event.size.height < LEAST_HEIGHT, "small")
+        self.call_after_refresh(self.show_top)
         self.call_after_refresh(self.show_keys)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -138,7 +158,8 @@ class YardScreen(Screen[None]):
     def _status(self) -> list[Piece]:
         """Live runs, what is wrong with reading, the time of what is shown."""
         if self.app.trouble:
-            return [(f" {self.app.trouble} ", "warn")]
+            told = self.app.trouble if self._has_room_for_trouble else "not read"
+            return [(f" {told} ", "warn")]
         if self.snapshot is None:
             return [(" reading ", "muted")]
         clock = time.strftime("%H:%M", time.localtime(self.snapshot.at_s))

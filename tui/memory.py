@@ -14,6 +14,7 @@ from tui.curve import Sample
 from tui.detail import RunDetail
 from tui.overview import memory_lines
 from tui.pieces import BLANK, Line, beside, heading, meter
+from tui.ranks import rank_peak_lines, size_of
 from tui.theme import SERIES
 from tui.wording import GIB, fit, gib, value
 
@@ -78,9 +79,10 @@ def _components(plan: Mapping[str, Any], stage: Mapping[str, Any]) -> list[tuple
 
 def peak_lines(detail: RunDetail, width: int) -> list[Line]:
     """Measured peaks by stage, newest attempt, beside what the plan said of the stage."""
-    lines: list[Line] = [heading("Measured", width, "peaks of each stage, GiB")]
+    lines: list[Line] = rank_peak_lines(detail.ranks, width) if detail.ranks else []
+    lines.append(heading("Measured", width, "peaks of each stage, GiB"))
     newest = max((peak.attempt for peak in detail.peaks), default=0)
-    peaks = [peak for peak in detail.peaks if peak.attempt == newest]
+    peaks = _of_one_rank([peak for peak in detail.peaks if peak.attempt == newest])
     if not peaks:
         return [*lines, [("No stage has reported its memory yet.", "muted")]]
     planned = {stage["name"]: stage["allocated_bytes"] for stage in (detail.plan or {}).get("stages") or ()}
@@ -91,6 +93,12 @@ def peak_lines(detail: RunDetail, width: int) -> list[Line]:
     if retries is not None:
         lines.append([(f"allocator retries {value(retries)}", "warn" if retries > 0 else "muted")])
     return lines
+
+
+def _of_one_rank(peaks: Sequence[MemoryPeakRow]) -> Sequence[MemoryPeakRow]:
+    """Of several ranks the one that needed most, stage by stage; each one's largest is told beside it."""
+    fullest = max(peaks, key=size_of, default=None)
+    return [peak for peak in peaks if fullest is None or peak.rank == fullest.rank]
 
 
 def water_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from orchestrator.actions.wishes import can_stop, kill_in_s
 from orchestrator.store.rows import State
+from orchestrator.units import counted
 from tui.chart import Look, Series, chart_lines
 from tui.detail import MetricCurve, RunDetail
 from tui.pace import TRAINING, bottleneck
@@ -27,8 +28,9 @@ from tui.pieces import (
     meter,
     wrapped,
 )
+from tui.ranks import rank_lines
 from tui.snapshot import newest_samples
-from tui.wording import age, busy, count, duration, gib, percent, rate, state_letter, state_word, unit_of
+from tui.wording import age, busy, count, duration, gib, percent, rate, seconds, state_letter, state_word
 from tui.worth import UNIT, worth_words
 
 CHART_METRICS = ("loss", "accuracy", "streak", "block_tokens_per_s")
@@ -39,11 +41,12 @@ LEAST_CHART = 7  # lines; on a low screen the facts below it are scrolled to
 
 def overview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, ascii_only: bool) -> list[Line]:
     """As many charts as there is room for, above two columns of facts."""
-    head = state_lines(detail, now_s, width, ascii_only=ascii_only)
+    head = [*state_lines(detail, now_s, width, ascii_only=ascii_only), *cause_lines(detail, width)]
     column = (width - 3) // 2 if width >= 72 else width
     left = speed_lines(detail, column, ascii_only=ascii_only)
     right = _right_column(detail, now_s, column, ascii_only=ascii_only)
     facts = beside((left, column), (right, column), gap=3) if width >= 72 else [*left, BLANK, *right]
+    facts += rank_lines(detail.ranks, detail.roles_told, width, ascii_only=ascii_only)
     facts += against_lines(detail, width)
     curves = [curve for name in CHART_METRICS if (curve := detail.curve(name)) is not None and curve.samples]
     room = height - len(head) - len(facts) - 2
@@ -51,6 +54,13 @@ def overview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, 
     if curves:
         lines += [*_charts(curves, width, max(LEAST_CHART, min(room, MOST_CHARTS)), ascii_only=ascii_only), BLANK]
     return [*lines, *facts]
+
+
+def cause_lines(detail: RunDetail, width: int) -> list[Line]:
+    """Why it ended badly, whole: a list has room for its beginning alone."""
+    if not detail.failures or detail.run.state is not State.FAILED:
+        return []
+    return wrapped(detail.failures[0].message, width, "bad")
 
 
 def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool) -> list[Line]:
@@ -73,7 +83,8 @@ def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool
     newest = detail.stage_progress
     if newest is not None and not run.state.is_final and run.stage not in TRAINING:
         fraction = newest.done / newest.total if newest.total else None
-        done = f"{count(newest.done)} of {count(newest.total)} {newest.unit}" if newest.total else count(newest.done)
+        unit = newest.unit.removesuffix("s") if newest.total == 1 else newest.unit
+        done = f"{count(newest.done)} of {count(newest.total)} {unit}" if newest.total else count(newest.done)
         lines.append(
             [(f"{newest.what}  ", "text"), *meter(fraction, 20, ascii_only=ascii_only), (f"  {done}", "muted")]
         )
@@ -99,7 +110,9 @@ def speed_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
         lines += [field("bottleneck" if index == 0 else "", line) for index, line in enumerate(words)]
     if depth is not None and capacity:
         bar = meter(depth / capacity, 6, ascii_only=ascii_only)
-        lines.append(field("queue", [*bar, (f" {depth:.0f} of {capacity:.0f} batches", "muted")]))
+        lines.append(
+            field("queue", [*bar, (f" {depth:.0f} of {counted(round(capacity), 'batch', 'batches')}", "muted")])
+        )
     lines += _split_bar(detail, width, ascii_only=ascii_only)
     if len(lines) == 1:
         lines.append([("no step yet", "muted")])
@@ -256,12 +269,8 @@ def _gate(detail: RunDetail) -> Line:
     passed = sum(newest.values())
     failed = [rung for rung, is_passed in newest.items() if not is_passed]
     if failed:
-        return [(f"{_rungs(passed)} passed, failed: {', '.join(failed)}", "bad")]
-    return [(f"{_rungs(passed)} passed", "good")]
-
-
-def _rungs(number: int) -> str:
-    return "1 rung" if number == 1 else f"{number} rungs"
+        return [(f"{counted(passed, 'rung')} passed, failed: {', '.join(failed)}", "bad")]
+    return [(f"{counted(passed, 'rung')} passed", "good")]
 
 
 def _attempts(detail: RunDetail, now_s: float) -> list[Line]:
@@ -293,11 +302,7 @@ def _charts(curves: Sequence[MetricCurve], width: int, height: int, *, ascii_onl
 def _chart(curve: MetricCurve, size: tuple[int, int], look: Look) -> list[Line]:
     older = [Series(f"attempt {one.attempt}", "faint", one.samples, is_dimmed=True) for one in curve.attempts[:-1]]
     series = [*older, Series(curve.name, "live", curve.samples, curve.newest)]
-    return chart_lines(curve.name, unit_of(curve.name), series, size, look)
-
-
-def seconds(number: float) -> str:
-    return f"{number * 1000:.0f} ms" if number < 1 else f"{number:.2f} s" if number < 60 else duration(number)
+    return chart_lines(curve.name, curve.unit, series, size, look)
 
 
 def clock(at_s: float, now_s: float) -> str:

@@ -9,7 +9,7 @@ from tui.pieces import BLANK, Line, beside, wrapped
 from tui.wording import fit
 
 WIDE = 100  # cells from which on charts stand side by side
-METRICS = (("loss", "nats"), ("accuracy", ""))
+METRICS = ("loss", "accuracy")
 
 
 def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, ascii_only: bool) -> list[Line]:
@@ -20,7 +20,8 @@ def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, a
     ]
     if detail.failures:
         failure = detail.failures[0]
-        lines += [BLANK, *wrapped(failure.message, width, "bad")[:4], *wrapped(failure.hint, width, "muted")[:3]]
+        cause, hint = wrapped(failure.message, width, "bad"), wrapped(failure.hint, width, "muted")
+        lines += [BLANK, *_at_most(4, cause), *_at_most(3, hint)]
     memory = memory_lines(detail, width, ascii_only=ascii_only)
     lines += _charts(detail, width, height - len(lines) - len(memory) - 2, ascii_only=ascii_only)
     lines += [BLANK, *memory] if memory else []
@@ -29,9 +30,14 @@ def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, a
     return [[(fit("", 0), "text"), *line] for line in lines[:height]]
 
 
+def _at_most(number: int, lines: list[Line]) -> list[Line]:
+    """The run's own page has all of it; here it is said that there is more."""
+    return lines if len(lines) <= number else [*lines[: number - 1], [("… enter shows the rest", "muted")]]
+
+
 def _charts(detail: RunDetail, width: int, room: int, *, ascii_only: bool) -> list[Line]:
     """One below the other, side by side where that leaves each wide enough; none where they would be too low."""
-    curves = [(curve, unit) for name, unit in METRICS if (curve := detail.curve(name)) is not None and curve.samples]
+    curves = [curve for name in METRICS if (curve := detail.curve(name)) is not None and curve.samples]
     columns = len(curves) if width >= WIDE else 1
     share = min(20, (room - len(curves)) // max(1, len(curves) // max(1, columns)))
     if share < 5:
@@ -39,10 +45,10 @@ def _charts(detail: RunDetail, width: int, room: int, *, ascii_only: bool) -> li
     each = (width - 3 * (columns - 1)) // max(1, columns)
     blocks = [
         chart_lines(
-            curve.name, unit, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
+            curve.name, curve.unit, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
             Look(ascii_only=ascii_only),
         )
-        for curve, unit in curves
+        for curve in curves
     ]  # fmt: skip
     if columns > 1:
         return [BLANK, *beside(*((block, each) for block in blocks), gap=3)]

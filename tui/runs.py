@@ -14,6 +14,7 @@ from textual.widgets import Input
 from orchestrator.errors import DraftyardError
 from orchestrator.store.filter import compile_filter
 from orchestrator.store.rows import RunRow, State
+from orchestrator.units import counted
 from tui.compare import CompareScreen
 from tui.field import Field
 from tui.home import HomeScreen
@@ -130,10 +131,10 @@ class RunsScreen(HomeScreen):
 
     def told(self) -> Sequence[Piece]:
         num_runs = self.snapshot.num_runs if self.snapshot else 0
-        what = ("run" if num_runs == 1 else "runs") + ("" if self._kind else " of every kind")
+        what = counted(num_runs, "run") + ("" if self._kind else " of every kind")
         pieces: list[Piece] = []
         if self.snapshot and not (self._sort and self.size.width < NARROW):
-            pieces.append((f" {num_runs:,} {what} ", "muted"))
+            pieces.append((f" {what} ", "muted"))
         if self._sort:
             pieces.append((f" {SORTS[self._sort][0]} first", "muted"))
         if self._where:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.actions.history import MEMORY_REASONS
 from orchestrator.store.rows import RunRow, State
+from orchestrator.units import counted
 from tui.canvas import spark
 from tui.pace import TRAINING
 from tui.pieces import Piece, memory_meaning, meter
@@ -136,7 +137,7 @@ def trouble(run: RunRow, numbers: RunNumbers, now_s: float) -> tuple[int, str]:
         if run.last_event_s is not None and now_s - run.last_event_s > STALE_S:
             return 5, f"silent for {duration(now_s - run.last_event_s)}"
         if numbers.num_bad:
-            return 4, f"loss was NaN {numbers.num_bad} times"
+            return 4, f"loss was NaN {'once' if numbers.num_bad == 1 else counted(numbers.num_bad, 'time')}"
         fraction = memory_fraction(numbers)
         return (3, f"memory {percent(fraction)} full") if fraction is not None and fraction >= 0.95 else (0, "")
     if run.state is State.LOST:

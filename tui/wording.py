@@ -194,16 +194,29 @@ def busy(utilisation: float | None) -> str:
     return percent(utilisation)
 
 
-def unit_of(metric: str) -> str:
-    """The unit that a metric's name tells; empty where it has none."""
-    if metric.endswith("_bytes_per_s"):
-        return "bytes/s"
-    if metric.endswith("_per_s"):
-        return "tokens/s"
+def seconds(number: float) -> str:
+    """How long a step takes: 340 ms, 1.26 s, 2m05s."""
+    return f"{number * 1000:.0f} ms" if number < 1 else f"{number:.2f} s" if number < 60 else duration(number)
+
+
+def stage_word(stage: str) -> str:
+    return stage.replace("_", " ")
+
+
+def unit_of(metric: str, *, is_ours: bool) -> str:
+    """The unit that a metric's name tells; empty where it has none.
+
+    `is_ours`: whether the bundled trainer reported it. What the loss of somebody's own script is in, nobody has told.
+    """
+    for ending, unit in (("bytes_per_s", "bytes/s"), ("tokens_per_s", "tokens/s"), ("_per_s", "a second")):
+        if metric.endswith(ending):
+            return unit
     if metric.endswith("_s"):
         return "s"
     if metric.endswith("_bytes"):
         return "bytes"
+    if not is_ours:
+        return ""
     if metric.startswith(("loss", "entropy")):
         return "nats"
     if metric.startswith(("streak", "acceptance_length", "tree_tau")):

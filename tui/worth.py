@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.store.acceptance import Decoded, Way
 from orchestrator.store.rows import EvaluationRow
+from orchestrator.units import counted
 from tui.facts import fact_lines, fact_text, spoken
 from tui.pieces import BLANK, Line, Piece, heading, wrapped
 from tui.wording import count, fit
@@ -70,8 +71,14 @@ def _way_lines(ways: Mapping[str, EvaluationRow], width: int) -> list[Line]:
             if _number(row, key) is not None:
                 lines.append([(" " * label + f"{_interval(row, key, sign='+')} over {other}", "muted")])
         if wrong := _number(row, "mismatches"):
-            lines += wrapped(f"{wrong:.0f} texts differ from plain decoding", width, "bad")
+            lines += _wrong(round(wrong), width)
     return lines
+
+
+def _wrong(number: int, width: int) -> list[Line]:
+    return wrapped(
+        f"{counted(number, 'text')} {'differs' if number == 1 else 'differ'} from plain decoding", width, "bad"
+    )
 
 
 def _other_lines(row: EvaluationRow, at: str, width: int) -> list[Line]:
@@ -100,7 +107,8 @@ def _spoken(name: str) -> str:
 
 def _protocol_lines(protocol: Mapping[str, Any], width: int) -> list[Line]:
     """How it was measured: rows of different protocols are not comparable."""
-    told = [f"{protocol['num_prompts']} prompts" if "num_prompts" in protocol else ""]
+    number = protocol.get("num_prompts")
+    told = [counted(number, "prompt") if isinstance(number, int) else ""]
     told[0] += f" of {protocol['prompts']}" if "prompts" in protocol else ""
     told += [f"{spoken(name)} {fact_text(name, protocol[name])}" for name in _PROTOCOL if name in protocol]
     words = ", ".join(part for part in told if part)

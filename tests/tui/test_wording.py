@@ -85,6 +85,17 @@ def test_every_state_has_a_letter_of_its_own() -> None:
 
 
 def test_units_told_by_names_are_those_of_the_wire() -> None:
-    told = {name: unit_of(name) for name in METRIC_UNITS}
+    told = {name: unit_of(name, is_ours=True) for name in METRIC_UNITS}
 
     assert told == dict(METRIC_UNITS)
+
+
+def test_a_strangers_metric_has_the_unit_that_its_name_spells_and_no_other() -> None:
+    told = {
+        name: unit_of(name, is_ours=False)
+        for name in ("loss", "streak", "entropy", "loss_s", "frames_per_s", "peak_bytes", "tokens_per_s")
+    }
+
+    assert told == {
+        "loss": "", "streak": "", "entropy": "", "loss_s": "s", "frames_per_s": "a second", "peak_bytes": "bytes", "tokens_per_s": "tokens/s",
+    }  # fmt: skip

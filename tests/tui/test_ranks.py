@@ -1,0 +1,135 @@
+"""A training over several GPUs: each rank's waiting, queue and memory, through the events that ranks write."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions.throughput import roles_told
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import Document, State
+from tests.tui.golden import opened, press
+from tests.tui.world import GIB, NOW_S, SPEC, Writer, Yard, steps
+from tui.app import Draftyard
+from tui.detail import RunDetail, read_detail
+from tui.memory import peak_lines
+from tui.overview import overview_lines
+from tui.pieces import fitted, text_of, width_of
+from tui.plain import screen_text
+from tui.ranks import rank_lines
+from tui.snapshot import CurvesAsk
+
+RUN = "r4nk2wde"
+ROLES = {"target": 2, "drafter": 2, "queue": 20}
+BEGAN_S = NOW_S - 3600.0
+# rank -> (seconds a step or batch, of it waiting, batches in its queue, GiB at most in the backward or forward pass)
+TOLD = {0: (2.0, 0.02, 20.0, 84.0), 1: (2.1, 0.01, 19.0, 91.5), 2: (1.0, 0.6, None, 61.0), 3: (1.1, 0.7, None, 61.2)}
+
+
+def fill(path: Path) -> None:
+    yard = Yard(path)
+    with yard.store:
+        spec = {**SPEC, "entry": "dflash", "roles": ROLES, "train": {**SPEC["train"], "accumulation": 2}}  # type: ignore[dict-item]
+        run = yard.run(RUN, "qwen27b/roles", num_steps=1000, documents={Document.SPEC: json.dumps(spec)})
+        for rank, (step_s, wait_s, depth, size) in TOLD.items():
+            queue = {} if depth is None else {"queue_depth": depth, "queue_capacity": 20.0}
+            values = {"step_s": step_s, "wait_s": wait_s, **queue}
+            own = [("metrics", BEGAN_S + step, {"step": step, "values": values}) for step in range(1, 51)]
+            stages = ("load", "backward") if depth is not None else ("load", "forward")
+            peaks = [
+                ("memory", BEGAN_S + 60 + number, {"stage": stage, "gpu": rank, "allocated_bytes": int((size - 4) * share * GIB),
+                 "reserved_bytes": int((size - 2) * share * GIB), "driver_bytes": int(size * share * GIB)})
+                for number, (stage, share) in enumerate(zip(stages, (0.5, 1.0), strict=True))
+            ]  # fmt: skip
+            Writer(yard.store, run, name=f"rank{rank}").tell([*own, *peaks])
+        yard.state(run, State.RUNNING, evidence="beat 2 s ago")
+
+
+@pytest.fixture
+def roles_db(tmp_path: Path) -> Path:
+    fill(tmp_path / "runs.db")
+    return tmp_path / "runs.db"
+
+
+def detail_of(path: Path, run_id: str = RUN) -> RunDetail:
+    with contextlib.closing(Reader(path)) as reader:
+        return read_detail(reader, reader.run(run_id), CurvesAsk(names=("loss",)))
+
+
+def test_every_rank_says_how_long_it_waits_how_full_its_queue_is_and_what_it_held(roles_db: Path) -> None:
+    detail = detail_of(roles_db)
+
+    rows = text_of(rank_lines(detail.ranks, detail.roles_told, 100, ascii_only=False)).splitlines()[-4:]
+
+    for row, told in zip(
+        rows,
+        ("0 drafter 2.00 s 1% 20/20 84.0 GiB backward, GPU 0", "1 drafter 2.10 s 0% 19/20 91.5 GiB backward, GPU 1",
+         "2 target 1.00 s 60% 61.0 GiB forward, GPU 2", "3 target 1.10 s 64% 61.2 GiB forward, GPU 3"),
+        strict=True,
+    ):  # fmt: skip
+        assert " ".join(row.replace("━", "").replace("╸", "").split()) == told
+
+
+def test_the_side_that_is_waited_for_is_told_in_the_sentence_of_show(roles_db: Path) -> None:
+    with contextlib.closing(Reader(roles_db)) as reader:
+        sentence = roles_told(reader, reader.run(RUN))
+    assert sentence is not None
+    assert sentence.startswith("drafter-bound: queue 20/20")
+
+    text = " ".join(text_of(overview_lines(detail_of(roles_db), NOW_S, 80, 40, ascii_only=False)).split())
+
+    assert sentence in text
+
+
+def test_the_memory_tab_tells_every_ranks_largest_peak_and_the_stages_of_the_fullest(roles_db: Path) -> None:
+    lines = text_of(peak_lines(detail_of(roles_db), 78)).splitlines()
+
+    every = [" ".join(line.split()) for line in lines if line[:1].isdigit()]
+    assert every[1] == "1 drafter 87.5 89.5 91.5 backward, GPU 1"
+    assert len(every) == len(TOLD)
+    stages = [line for line in lines if "GPU 1" in line and not line[:1].isdigit()]
+    assert len(stages) == 2  # load and backward of rank 1, which held most
+    assert "61.0" not in "\n".join(line for line in lines if not line[:1].isdigit())
+
+
+def test_one_process_has_no_ranks(filled_yard: Path) -> None:
+    detail = detail_of(filled_yard, "h7kq2mxd")
+
+    assert detail.ranks == ()
+    assert rank_lines(detail.ranks, detail.roles_told, 80, ascii_only=False) == []
+
+
+def test_ranks_of_an_older_attempt_are_not_told_as_those_of_now(tmp_path: Path) -> None:
+    fill(tmp_path / "runs.db")
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        yard.store.set_state(RUN, State.LOST, reason="reboot", evidence="")
+        yard.store.new_attempt(RUN)
+        Writer(yard.store, RUN, attempt=2).tell(steps(50, 60, 1, begin_s=NOW_S - 60, step_s=1.0, seed=1))
+
+    assert detail_of(tmp_path / "runs.db").ranks == ()
+
+
+@pytest.mark.parametrize("width", [58, 78, 138])
+def test_lines_of_ranks_keep_to_the_screen_or_lose_the_stage_alone(width: int, roles_db: Path) -> None:
+    detail = detail_of(roles_db)
+
+    lines = rank_lines(detail.ranks, detail.roles_told, width, ascii_only=False)
+
+    assert all(width_of(line) <= width or width < 78 for line in lines)
+    assert all("GiB" in text_of([fitted(line, width)]) for line in lines[-4:])
+
+
+@pytest.mark.slow
+async def test_the_overview_shows_the_ranks(roles_db: Path, open_app: Callable[..., Draftyard]) -> None:
+    app = open_app(roles_db)
+    async with opened(app, "enter", size=(100, 40)) as pilot:
+        overview = screen_text(app)
+        await press(app, pilot, "3")
+        memory = screen_text(app)
+
+    assert "drafter-bound: queue 20/20" in overview
+    assert "3 target" in overview
+    assert "Every rank at its most" in memory

@@ -1,0 +1,161 @@
+"""Said whole and said once: the numbers of a run over all its attempts, causes of any length, one of anything."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions import history
+from orchestrator.actions.places import Places, find_places
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import Document, FailureRow, State
+from tests.tui.golden import SCREENS, opened, press
+from tests.tui.world import NOW_S, SPEC, Writer, Yard, gpu_events, steps
+from tests.tui.yard import OOM, RESUMED
+from tui.app import Draftyard
+from tui.chart import Look
+from tui.compare import compare_lines
+from tui.detail import RunDetail, read_detail
+from tui.pieces import text_of
+from tui.plain import screen_text
+from tui.snapshot import CurvesAsk
+
+ONE = "k2nq7wde"
+KEYS_ARE_NO_COUNTS = re.compile(r"\b1 (runs|hosts)  2 ")  # the key 1 of the list, before its name
+ONE_OF_MANY = re.compile(
+    r"(?<![.,\d])\b1 (?!ms\b|is\b|was\b|has\b|this\b|less\b|pass\b|loss\b|process\b|class\b|across\b)\w+s\b"
+)
+
+
+def detail_of(path: Path, run_id: str) -> RunDetail:
+    with contextlib.closing(Reader(path)) as reader:
+        return read_detail(reader, reader.run(run_id), CurvesAsk(names=("loss",)))
+
+
+def test_a_runs_numbers_are_those_of_show_over_all_its_attempts(yard_places: Places) -> None:
+    with contextlib.closing(Reader(yard_places.db)) as reader:
+        ids = [run.id for run in reader.runs(kind=None)]
+
+    for run_id in ids:
+        assert list(detail_of(yard_places.db, run_id).series) == history.show(yard_places, run_id).series
+
+    loss = next(row for row in detail_of(yard_places.db, RESUMED).series if row.name == "loss")
+    assert loss.first_step == 0  # not where the second attempt went on
+
+
+def test_compare_has_the_best_of_all_attempts(tmp_path: Path) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        run = yard.run(ONE, "a/b")
+        Writer(yard.store, run).tell(
+            [("metrics", NOW_S, {"step": step, "values": {"loss": 0.25}}) for step in range(9)]
+        )
+        yard.store.set_state(run, State.LOST, reason="reboot", evidence="")
+        yard.store.new_attempt(run)
+        Writer(yard.store, run, attempt=2).tell(
+            [("metrics", NOW_S, {"step": step, "values": {"loss": 0.75}}) for step in range(9, 12)]
+        )
+
+    text = text_of(compare_lines([detail_of(yard.path, ONE)], 100, Look()))
+
+    assert re.search(r"^loss +0.75 \(0.25\)", text, re.MULTILINE), text
+
+
+LONG = "torch.OutOfMemoryError: " + " ".join(f"word{number}" for number in range(60)) + " the.end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(60, 24), (80, 24)])
+async def test_a_long_cause_is_read_whole_one_key_from_the_list(
+    size: tuple[int, int], yard_copy: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    yard = Yard(yard_copy)
+    with yard.store:
+        failure = FailureRow(
+            run_id=OOM, attempt=1, kind="gpu_oom", message=LONG, hint="", source="rank0", stage="backward", step=181,
+            traceback="", facts={}, at_s=NOW_S, is_first_cause=True,
+        )  # fmt: skip
+        yard.store.replace_failures(OOM, 1, [failure])
+    app = open_app(yard_copy)
+    async with opened(app, "s", size=size) as pilot:
+        while app.screen.query_one("#list").cursor_key != OOM:  # type: ignore[attr-defined]
+            await press(app, pilot, "j")
+        await press(app, pilot, "enter")
+        text = screen_text(app)
+
+    assert LONG in " ".join(text.split())
+
+
+@pytest.mark.slow
+async def test_a_long_fault_of_the_database_is_read_whole_at_eighty_columns(
+    yard_copy: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    app = open_app(yard_copy)
+    async with opened(app, size=(80, 24)) as pilot:
+        yard_copy.rename(yard_copy.with_name("elsewhere.db"))
+        yard_copy.write_bytes(b"no database" * 100)
+        await press(app, pilot, "r")
+        text = screen_text(app)
+        yard_copy.unlink()
+        yard_copy.with_name("elsewhere.db").rename(yard_copy)
+        await press(app, pilot, "r")
+        after = screen_text(app)
+
+    assert "DRAFTYARD_DB names another file" in " ".join(text.split())
+    assert "qwen27b/ddtree" in text
+    assert "DRAFTYARD_DB" not in after
+
+
+def fill_with_one_of_each(path: Path) -> None:
+    yard = Yard(path)
+    with yard.store:
+        spec = {**SPEC, "entry": "script", "recipe": "own", "branch": "one"}
+        run = yard.run(
+            ONE, "own/one", num_steps=1, fingerprint="9c1f",
+            documents={Document.SPEC: json.dumps(spec), Document.LAUNCH: json.dumps({"gpus": ["0"]})},
+        )  # fmt: skip
+        rank0 = Writer(yard.store, run)
+        rank0.tell(steps(0, 1, 1, begin_s=NOW_S - 60, step_s=1.0, seed=1))
+        rank0.tell(
+            [
+                ("metrics", NOW_S - 50, {"step": 1, "values": {"loss": "nan", "queue_depth": 1, "queue_capacity": 1}}),
+                ("rung", NOW_S - 45, {"name": "fwd", "passed": True, "values": {}, "message": ""}),
+                ("checkpoint", NOW_S - 40, {"step": 1, "path": "checkpoints/step-1", "size_bytes": 1, "is_best": True}),
+                ("evaluation", NOW_S - 30, {"step": 1, "protocol": {"num_prompts": 1, "method": "chain", "max_tokens": 1},
+                                            "values": {"acceptance_length": 1, "mismatches": 1}}),
+                ("stage", NOW_S - 20, {"name": "converting"}),
+                ("progress", NOW_S - 10, {"what": "converting", "done": 1, "total": 1, "unit": "tensors"}),
+                ("memory", NOW_S - 9, {"stage": "step", "gpu": 0, "allocated_bytes": 2**30}),
+            ]
+        )  # fmt: skip
+        Writer(yard.store, run, name="supervisor").tell(gpu_events({0: 1.0}, ago_s=60, every_s=30))
+        yard.log(run, "1\n")
+        yard.state(run, State.RUNNING, evidence="beat 1 s ago")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys", ["", "s", "a", "enter", *(f"enter {tab}" for tab in range(2, 8)), "2", "3", "space c", "x", "colon"]
+)
+async def test_one_of_anything_is_not_told_as_many(
+    keys: str, tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    fill_with_one_of_each(tmp_path / "runs.db")
+    places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
+    app = open_app(tmp_path / "runs.db", places=places)
+    async with opened(app, *keys.split(), size=(140, 50)):
+        text = KEYS_ARE_NO_COUNTS.sub("", screen_text(app))
+
+    assert ONE_OF_MANY.findall(text) == [], text
+    assert "nats" not in text  # nobody has said what this script's loss is in
+
+
+def test_no_golden_screen_tells_one_as_many() -> None:
+    told = {
+        path.name: ONE_OF_MANY.search(KEYS_ARE_NO_COUNTS.sub("", path.read_text())) for path in SCREENS.glob("*.txt")
+    }
+
+    assert {name: found.group() for name, found in told.items() if found} == {}
