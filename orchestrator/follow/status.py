@@ -168,13 +168,13 @@ def _lost_in_reboot(seen: Evidence) -> Verdict:
 
 
 def _alive(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
+    if known.run.state == State.STOPPING:  # also of one that has said nothing yet: a state never goes back
+        return None
     if known.attempt.last_event_s is None:
         if known.waited_s <= rules.start_timeout_s:
             return Verdict(State.SETTING_UP, None, "the supervisor lives, no event yet")
         text = f"no event within {_span(rules.start_timeout_s)} of its start"
         return Verdict(State.FAILED, Reason.START_TIMEOUT, text)
-    if known.run.state == State.STOPPING:
-        return None
     if known.attempt.last_job_event_s is None and not rules.is_script and known.waited_s > rules.start_timeout_s:
         text = f"the supervisor lives, but no event of the job within {_span(rules.start_timeout_s)} of its start"
         return Verdict(State.FAILED, Reason.START_TIMEOUT, text)

@@ -281,7 +281,18 @@ def test_the_stall_limit_follows_the_median_step() -> None:
 
 
 def test_a_run_that_is_stopping_stays_so_until_there_is_an_exit() -> None:
-    assert judged(seen(**ALIVE), run=replace(RUN, state=State.STOPPING), attempt=ATTEMPT) is None
+    stopping = replace(RUN, state=State.STOPPING)
+    silent = replace(ATTEMPT, last_event_s=None, last_job_event_s=None)  # asked to stop before its first event
+    alive = [seen(**ALIVE), seen(**{**ALIVE, "supervisor_alive": False}), seen(**{**ALIVE, "attempt": None})]
+
+    verdicts = [
+        judged(look, run=stopping, attempt=attempt, waited_s=waited_s)
+        for look in alive
+        for attempt in (ATTEMPT, silent)
+        for waited_s in (1.0, 601.0)
+    ]
+
+    assert verdicts == [None] * 12
 
 
 # ------------------------------------------------------------------------------ anything at all
