@@ -254,7 +254,7 @@ SMALL = DFlashSpec(
     target=TargetSpec("none", 2048, 24, 65_536, True, 1_500_000_000, 2, 2),
     drafter=DrafterSpec(6, 6144, 16, 8, 128, [1, 11, 21], 16, 3, 1e6, 8192, attention="sdpa"),
     data=DataSpec("p", "a", "h", row_tokens=4096, max_anchors=1024, anchors_per="row"),
-    train=TrainSpec(num_steps=100),
+    train=TrainSpec(num_steps=100, kernels="torch"),  # which compiles nothing, and keeps what eager operations keep
     loss=LossSpec(chunk_tokens=512),
 )  # fmt: skip
 _TINY = DFlashSpec(
@@ -262,7 +262,7 @@ _TINY = DFlashSpec(
     target=TargetSpec("none", 64, 24, 512, True, 1_000_000, 2, 2),
     drafter=DrafterSpec(6, 192, 4, 2, 16, [1, 11, 21], 8, 3, 1e6, 8192, attention="sdpa", attention_workspace_bytes=4 * MIB),
     data=DataSpec("p", "a", "h", row_tokens=512, max_anchors=256, anchors_per="row"),
-    train=TrainSpec(num_steps=100, dtype="float32"),
+    train=TrainSpec(num_steps=100, dtype="float32", kernels="torch"),
     loss=LossSpec(chunk_tokens=256),
 )  # fmt: skip
 
