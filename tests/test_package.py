@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ("smollm2", "qwen3-8b", "qwen3.6-27b", "own-script")
 
-pytestmark = pytest.mark.slow  # builds, and installs the local side's dependencies
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # builds, and installs the local side's dependencies
 
 
 @pytest.fixture(scope="module")

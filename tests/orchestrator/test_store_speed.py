@@ -16,17 +16,20 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("store_speed")  # what they share costs some seconds to make
 def test_a_value_takes_at_most_30_bytes_with_its_rollups(report: Report) -> None:
     assert report.bytes_per_value <= 30
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("store_speed")  # what they share costs some seconds to make
 def test_ingest_costs_at_most_six_plain_inserts_a_value(report: Report) -> None:
     """Typed, keyed, rolled up, in one transaction with its offset; measured 2.2 on an idle machine."""
     assert report.plain_values_per_s / report.ingest_values_per_s < 6
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("store_speed")  # what they share costs some seconds to make
 def test_lists_filters_and_curves_answer_in_milliseconds(report: Report) -> None:
     assert report.list_ms < 100
     assert report.filter_ms < 100

@@ -339,6 +339,7 @@ def test_held_out_prompts_are_never_trained_on():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("smollm2")  # what they share costs some seconds to make
 def test_the_shipped_answers_are_the_targets_own(smollm2):
     """A few are made again; where they part, the two tokens must be a near tie (another batch rounds differently)."""
     shipped = {chat.messages[0]["content"]: chat for chat in read_chats(RECIPE_DATA / "smollm2.answers.jsonl")}
@@ -369,6 +370,7 @@ def _gap_at_first_difference(target, chat, answer, text) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("smollm2")  # what they share costs some seconds to make
 def test_the_demo_data_is_about_25_000_tokens(smollm2):
     documents = tokenise(read_chats(RECIPE_DATA / "smollm2.answers.jsonl"), smollm2, row_tokens=512)
 

@@ -6,6 +6,7 @@ borrowed from ours. The same environment shows that our target runs on that olde
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -30,7 +31,8 @@ OLDER_TRANSFORMERS = "5.17.0"
 NEW_TOKENS = 48
 HERE = Path(__file__).resolve().parent
 
-pytestmark = pytest.mark.slow
+# What they share costs a minute: one process makes it.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("public_dflash"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +40,17 @@ def older_python(test_cache) -> Path:
     """The interpreter of an environment with dflash 0.1.0 and transformers 5.17, made once."""
     root = test_cache / f"dflash-0.1.0-transformers-{OLDER_TRANSFORMERS}-py{sys.version_info[0]}{sys.version_info[1]}"
     python, ready = root / "bin" / "python", root / "ready"
-    if not ready.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", root], check=True)
-        _install(python, f"transformers=={OLDER_TRANSFORMERS}")
-        _install(python, "--no-deps", "dflash==0.1.0")
-        ready.touch()
-    # What is not in it (torch, pytest, gguf) comes from ours; its own packages come first.
-    (site,) = root.glob("lib/python*/site-packages")
-    (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with root.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be making it
+        if not ready.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", root], check=True)
+            _install(python, f"transformers=={OLDER_TRANSFORMERS}")
+            _install(python, "--no-deps", "dflash==0.1.0")
+            ready.touch()
+        # What is not in it (torch, pytest, gguf) comes from ours; its own packages come first.
+        (site,) = root.glob("lib/python*/site-packages")
+        (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return python
 
 

@@ -194,7 +194,7 @@ def test_two_processes_converting_a_gguf_file_at_once_make_one_whole_folder(tmp_
     argv = [sys.executable, "-c", CONVERT, str(gguf), str(cache)]
 
     both = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = [process.communicate(timeout=120) for process in both]
+    answers = [process.communicate(timeout=280) for process in both]
 
     folder = Path(answers[0][0].strip())
     assert answers[0][0] == answers[1][0]
@@ -221,6 +221,7 @@ def test_a_converted_folder_with_a_torn_file_is_made_again(tmp_path):
 
 @pytest.mark.slow
 @torch.no_grad()
+@pytest.mark.xdist_group("smollm2")  # what they share costs some seconds to make
 def test_the_converted_smollm2_is_an_ordinary_folder_that_speaks(smollm2, test_cache):
     folders = [path.parent for path in (test_cache / "targets").glob(f"*/{MARKER}")]
     marker = json.loads((folders[0] / MARKER).read_text())
@@ -244,6 +245,7 @@ def test_the_converted_smollm2_is_an_ordinary_folder_that_speaks(smollm2, test_c
 
 @pytest.mark.slow
 @torch.no_grad()
+@pytest.mark.xdist_group("smollm2")  # what they share costs some seconds to make
 def test_smollm2_captures_what_the_library_computes(smollm2, smollm2_spec, test_cache):
     chat = [{"role": "user", "content": "Add 2 and 3."}, {"role": "assistant", "content": "The sum is 5."}]
     ids = torch.tensor(smollm2.render(chat).ids)
