@@ -19,6 +19,7 @@ from typing import Any, Literal, get_type_hints
 SPEC_VERSION = 1
 
 BUNDLED_RUNGS: tuple[str, ...] = ("fwd", "fwd_bwd", "multi_doc", "leak", "checkpoint")
+REAL_RUNG = "real"  # bundled too, and climbed only where it is named: on the recipe's own rows, with the real target
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class DrafterSpec:
     window_rule: Literal["specforge", "automodel", "modelopt", "speculators"] = "specforge"
     """Whose meaning of a window: whether its edge moves with the slot and a slot sees later ones; specforge is what servers do."""
     attention: Literal["auto", "sdpa", "flex", "triton", "eager"] = "auto"
-    """Which code computes attention, with the same result: auto takes flex on a GPU and sdpa elsewhere, triton are draftyard's own kernels, eager is the slow check."""
+    """Which code computes attention, with the same result: auto takes triton (draftyard's own kernels) or flex on a GPU and sdpa elsewhere, eager is the slow check."""
     attention_workspace_bytes: int = 2 * 1024**3
     """What gathered keys, values and scores of sdpa may take at once; less memory means more and smaller pieces."""
     init_from: str | None = None
@@ -194,8 +195,8 @@ class TrainSpec:
     """Type of weights and activations; auto is bfloat16 on a GPU and float32 on a processor."""
     activation_checkpointing: Literal["none", "non_reentrant", "reentrant"] = "none"
     """Whether layers are computed again in the backward pass instead of kept: less memory, about a fifth more time."""
-    kernels: Literal["torch", "triton"] = "torch"
-    """Which code computes norms, rotary embedding, SwiGLU and the loss's rows, with the same result: torch's operations, or fused ones (GPU only)."""
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    """Which code computes norms, rotary embedding, SwiGLU and the loss's rows, with the same result: torch's operations, or fused ones (triton); auto takes these where a GPU passes their check."""
     log_every: int = 1
     """Steps between two reports of loss, accuracy and speed; a report is the mean of the steps since the last."""
     checkpoint_every: int = 500
@@ -231,7 +232,7 @@ class SmokeSpec:
     """The smoke ladder: short tests at the worst batch. A launch wants every rung passed with the same fingerprint."""
 
     rungs: list[str] = field(default_factory=lambda: list(BUNDLED_RUNGS))
-    """Tests that a launch wants passed, bundled ones or names of scripts; the bundled trainer's floor is always among them."""
+    """Tests that a launch wants passed: bundled ones, `real` (on the recipe's own rows) or names of scripts; the bundled trainer's floor is always among them."""
     timed_steps: int = 3
     """Steps that fwd_bwd times after its warm-up, 3 or more; the median is told."""
     scripts: dict[str, str] = field(default_factory=dict)
@@ -334,13 +335,16 @@ ENTRIES: dict[str, type[DFlashSpec] | type[ScriptSpec]] = {"dflash": DFlashSpec,
 # Fields that change what a person reads, never what runs: the gate's fingerprint leaves them out.
 COSMETIC = ("why", "tags")
 
-# Fields and sections that no rung of the bundled trainer reads: a rung takes its own few steps on rows made from shapes
+# Fields and sections that no rung of the bundled ladder reads: a rung takes its own few steps on rows made from shapes
 # alone, decodes nothing and is not resumed. The fingerprint leaves them out (docs/decisions.md).
 UNTESTED = """
     train.num_steps train.log_every train.checkpoint_every train.keep_last evaluate smoke.rungs
     data.num_workers data.answer_tokens data.answer_temperature data.answer_batch
     life.grace_s life.max_duration_s life.start_timeout_s life.stall_factor life.retries life.retry_on life.on_end
 """
+
+# Of these, what decides the rows of the rung `real`: they count where a recipe wants it.
+READ_BY_REAL = "data.answer_tokens data.answer_temperature"
 
 LOSS_TERMS = {
     "ce": "Cross-entropy of the label, in nats: how surprised the drafter is by the right token; 1 is usual.",

@@ -39,6 +39,8 @@ TREE = Path(__file__).resolve().parents[2]
 def main(arguments: Sequence[str]) -> int:
     """Runs one job and returns its exit status."""
     options = _options(arguments)
+    if options.when_told and not sys.stdin.readline():  # everything is loaded, the card untouched; nobody says go
+        return 1
     stop = StopWish()
     signal.signal(signal.SIGTERM, stop)
     attempt = RunDir(options.run_dir).attempt(int(os.environ.get("DRAFTYARD_ATTEMPT", "1")))
@@ -93,6 +95,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cap", type=int, metavar="BYTES", help="use at most this much GPU memory, as on a smaller card"
     )
+    parser.add_argument("--when-told", action="store_true", help="rung: begin at a line on stdin; the ladder's own")
     options = parser.parse_args(arguments)
     if options.job == "rung" and len(options.names) != 1:
         parser.error("rung takes the name of one rung")

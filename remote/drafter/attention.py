@@ -5,7 +5,7 @@ key/value head h // (Q/G); scale D^-1/2.
 
 A backend turns one Visibility into an `Attend` function once a step; every layer with that visibility then calls it.
 Four backends give one result: `eager` (dense, any dtype, the oracle), `sdpa` (anywhere, bounded memory), `flex` (CUDA)
-and `triton` (CUDA, this project's own kernels; only where a recipe asks for it until a card has measured it).
+and `triton` (CUDA, this project's own kernels, which `auto` takes where they pass a check on the very card).
 The choice is made once, at start, and carries its reason.
 """
 
@@ -23,10 +23,13 @@ from torch import Tensor
 from remote.drafter import attention_flex, attention_sdpa
 from remote.drafter.kernels import attention as attention_triton
 from remote.drafter.keys import KeyValues
+from remote.drafter.self_check import Verdict
 from remote.drafter.visibility import Visibility, dense_mask
 from remote.report import UserFault
 from remote.spec import DrafterSpec
 
+# Whether draftyard's own kernels may be taken; asked only where `auto` has the choice. See `self_check.check_attention`.
+Check = Callable[[], Verdict]
 Attend = Callable[[Tensor, KeyValues], Tensor]  # (query_TQD, keys) -> out_TQD
 
 MIN_FLEX_HEAD_DIM = 16  # below it torch's flex kernels refuse to compile
@@ -53,18 +56,36 @@ class Backend:
         return attention_sdpa.plan(visibility, workspace_bytes=self.workspace_bytes)
 
 
-def choose_backend(drafter: DrafterSpec, *, device: torch.device, dtype: torch.dtype) -> Backend:
-    """The backend for this drafter on this device. ValueError when the recipe asks for one that cannot work there."""
+def choose_backend(
+    drafter: DrafterSpec, *, device: torch.device, dtype: torch.dtype, check: Check | None = None
+) -> Backend:
+    """The backend for this drafter on this device. ValueError when the recipe asks for one that cannot work there.
+
+    Without a `check` of the own kernels on this card, auto does not take them.
+    """
     requested, workspace = drafter.attention, drafter.attention_workspace_bytes
-    obstacle = _OBSTACLES.get(requested, flex_obstacle)(drafter, device=device, dtype=dtype)
     if requested == "auto":
-        if obstacle is None:
-            return Backend("flex", "auto: CUDA with Triton, block-sparse and compiled once", workspace)
-        return Backend("sdpa", f"auto: flex is out ({obstacle}); {_kernel_note(drafter, device, dtype)}", workspace)
-    if requested in _OBSTACLES and obstacle is not None:
-        raise UserFault(f"drafter.attention is {requested}, which cannot train here: {obstacle}; take auto or sdpa")
+        return _auto(drafter, device, dtype, check)
+    if requested in _OBSTACLES:
+        obstacle = _OBSTACLES[requested](drafter, device=device, dtype=dtype)
+        if obstacle is not None:
+            raise UserFault(f"drafter.attention is {requested}, which cannot train here: {obstacle}; take auto or sdpa")
     note = f"; {_kernel_note(drafter, device, dtype)}" if requested == "sdpa" else ""
     return Backend(requested, f"asked for by the recipe{note}", workspace)
+
+
+def _auto(drafter: DrafterSpec, device: torch.device, dtype: torch.dtype, check: Check | None) -> Backend:
+    """Own kernels, flex, sdpa: the first that can train here."""
+    workspace, out = drafter.attention_workspace_bytes, ""
+    if check is not None:
+        verdict = check()
+        if verdict.is_passed:
+            return Backend("triton", f"auto: draftyard's own kernels, {verdict.reason}", workspace)
+        out = f"triton is out ({verdict.reason}); "
+    obstacle = flex_obstacle(drafter, device=device, dtype=dtype)
+    if obstacle is None:
+        return Backend("flex", f"auto: {out}flex on CUDA, block-sparse and compiled once", workspace)
+    return Backend("sdpa", f"auto: {out}flex is out ({obstacle}); {_kernel_note(drafter, device, dtype)}", workspace)
 
 
 def flex_obstacle(drafter: DrafterSpec, *, device: torch.device, dtype: torch.dtype) -> str | None:

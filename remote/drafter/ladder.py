@@ -3,43 +3,56 @@
 A rung that dies takes nothing with it: its process writes `events.rung-<name>.jsonl`, and where a
 signal ended it before it could say so, this one reports it as failed. One failed rung does not stop
 the next; the job's exit status says whether all have passed.
+
+On a card the next rung's process loads its libraries while the one before climbs, and touches nothing until it is
+told to: a third of a short rung is loading.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from remote.drafter.job import Job, failures_placed, say
 from remote.drafter.measure import Meter
 from remote.drafter.smoke import RUNGS, run_rung
 from remote.report import UserFault
 from remote.rungs import climb as climb_scripts
+from remote.spec import REAL_RUNG
 
 RUNG_FAILED = 3  # exit status of a rung's process that has reported its rung as failed
 
 # Rungs that need two processes: the first leaves something for the second.
 _BEFORE = {"checkpoint": "checkpoint_save"}
 
+_BUNDLED = (*RUNGS, REAL_RUNG)
+
 
 def climb(job: Job, names: Sequence[str], *, cap_bytes: int | None) -> bool:
     """Every named rung (none named: all of the recipe's); whether all have passed."""
     smoke = job.spec.smoke
     wanted = list(names) or [*smoke.rungs, *smoke.scripts]
-    unknown = [name for name in wanted if name not in RUNGS and name not in smoke.scripts]
+    unknown = [name for name in wanted if name not in _BUNDLED and name not in smoke.scripts]
     if unknown:
         raise UserFault(f"rung {unknown[0]} is unknown; this recipe has {', '.join([*smoke.rungs, *smoke.scripts])}")
     passed = []
-    for number, name in enumerate(wanted):
-        job.reporter.stage(f"rung {name}")
-        job.reporter.progress("smoke ladder", done=number, total=len(wanted), unit="rungs")
-        if name in smoke.scripts:
-            passed.append(climb_scripts([(name, smoke.scripts[name])], job.reporter))
-        else:
-            passed.append(_climb_one(job, name, cap_bytes=cap_bytes))
-        say(f"rung {name}: {'passed' if passed[-1] else 'FAILED'}")
+    halves = [half for name in wanted if name in _BUNDLED for half in _halves(name)]
+    with closing(_Processes(job, halves, cap_bytes=cap_bytes)) as processes:
+        for number, name in enumerate(wanted):
+            started_s = time.monotonic()
+            job.reporter.stage(f"rung {name}")
+            job.reporter.progress("smoke ladder", done=number, total=len(wanted), unit="rungs")
+            if name in smoke.scripts:
+                passed.append(climb_scripts([(name, smoke.scripts[name])], job.reporter))
+            else:
+                passed.append(_climb_one(job, name, processes))
+            say(f"rung {name}: {'passed' if passed[-1] else 'FAILED'}, {time.monotonic() - started_s:.1f} s")
     job.reporter.progress("smoke ladder", done=len(wanted), total=len(wanted), unit="rungs")
     return all(passed)
 
@@ -49,7 +62,7 @@ def run_one(job: Job, name: str) -> int:
     meter = Meter(job.device)
     try:
         with failures_placed(job, meter, stage=name):
-            values = run_rung(job, name, meter)
+            values = _run_real(job, meter) if name == REAL_RUNG else run_rung(job, name, meter)
     except Exception as error:  # noqa: BLE001  # kept whole by failures_placed; here it becomes the rung's result
         job.reporter.rung(_rung_of(name), passed=False, values=meter.peak_values(), message=_one_line(error))
         meter.say_peaks(job.reporter)
@@ -63,11 +76,44 @@ def run_one(job: Job, name: str) -> int:
     return 0
 
 
-def _climb_one(job: Job, name: str, *, cap_bytes: int | None) -> bool:
-    for half in [_BEFORE[name], name] if name in _BEFORE else [name]:
-        cap = [] if cap_bytes is None else ["--cap", str(cap_bytes)]
-        command = [sys.executable, "-m", "remote.drafter", "rung", str(job.run.root), half, *cap]
-        status = subprocess.run(command, check=False).returncode
+def _run_real(job: Job, meter: Meter) -> dict[str, float]:
+    # Loaded only now: the other rungs need no target, and transformers costs each of their processes two seconds.
+    real_rows = importlib.import_module("remote.drafter.real_rows")
+    values: dict[str, float] = real_rows.run_real(job, meter)
+    return values
+
+
+class _Processes:
+    """One process a half of a rung, in their order. One that was started early waits for a line on its stdin."""
+
+    def __init__(self, job: Job, halves: Sequence[str], *, cap_bytes: int | None) -> None:
+        self._job, self._cap_bytes = job, cap_bytes
+        self._next = dict(itertools.pairwise(halves))
+        self._early: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, half: str) -> int:
+        """Its exit status."""
+        process = self._early.pop(half, None) or self._start(half)
+        following = self._next.get(half)
+        if following is not None and self._job.device.type == "cuda":
+            self._early[following] = self._start(following)
+        process.communicate(b"go\n")
+        return process.returncode
+
+    def close(self) -> None:
+        """Those that were never told to go see the end of their stdin, and end."""
+        for process in self._early.values():
+            process.communicate()
+
+    def _start(self, half: str) -> subprocess.Popen[bytes]:
+        cap = [] if self._cap_bytes is None else ["--cap", str(self._cap_bytes)]
+        command = [sys.executable, "-m", "remote.drafter", "rung", str(self._job.run.root), half, "--when-told", *cap]
+        return subprocess.Popen(command, stdin=subprocess.PIPE)
+
+
+def _climb_one(job: Job, name: str, processes: _Processes) -> bool:
+    for half in _halves(name):
+        status = processes.run(half)
         if status not in (0, RUNG_FAILED):
             job.reporter.rung(
                 name, passed=False, message=f"its process ended by {_how(status)} before it could say why"
@@ -75,6 +121,10 @@ def _climb_one(job: Job, name: str, *, cap_bytes: int | None) -> bool:
         if status != 0:
             return False
     return True
+
+
+def _halves(name: str) -> list[str]:
+    return [_BEFORE[name], name] if name in _BEFORE else [name]
 
 
 def _rung_of(half: str) -> str:

@@ -159,7 +159,8 @@ class DFlashDrafter(nn.Module):
     ) -> None:
         super().__init__()
         hidden_size, operations = target.hidden_size, body.FUSED if is_fused else body.TORCH
-        self.spec, self.backend, self.activation_checkpointing = drafter, backend, activation_checkpointing
+        self.spec, self.backend, self.is_fused = drafter, backend, is_fused
+        self.activation_checkpointing = activation_checkpointing
         self.rules = [layer_rule(drafter, index) for index in range(drafter.num_layers)]
         self.fc = nn.Linear(len(drafter.captured_layers) * hidden_size, hidden_size, bias=False)
         self.hidden_norm = RMSNorm(hidden_size, drafter.rms_norm_eps, operations)

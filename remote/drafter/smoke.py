@@ -40,7 +40,8 @@ Values = dict[str, float]
 
 WARM_UP_STEPS = 1
 CHECKPOINT_STEPS = 2
-SMALL_ROW_TOKENS, SMALL_ANCHORS = 512, 16  # of the checkpoint rung
+SMALL_ROW_TOKENS, SMALL_ANCHORS = 512, 16  # of the checkpoint rung, and its drafter's layers and width:
+SMALL_LAYERS, SMALL_CAPTURED, SMALL_INNER = 2, 1, 1024  # 2 GiB on disk where the 27B drafter's would be 23
 SCHEDULE_STEPS = 10_000  # a rung's few steps stand at the beginning of the schedule, however short the training is
 CUDA_LOSS_TOLERANCE = 1e-5  # relative; a GPU may add in another order in another process
 
@@ -77,7 +78,11 @@ def fwd(job: Job, bench: Workbench) -> Values:
 
 
 def fwd_bwd(job: Job, bench: Workbench) -> Values:
-    micro_batches = _micro_batches(bench, synthetic.worst_layout(bench.spec))
+    return timed_steps(job, bench, _micro_batches(bench, synthetic.worst_layout(bench.spec)))
+
+
+def timed_steps(job: Job, bench: Workbench, micro_batches: Sequence[MicroBatch]) -> Values:
+    """A warm-up and the timed optimizer steps, all on these; RungFailed: not finite, or a tensor that never moves."""
     before = _samples(bench)
     parts = []
     bench.meter.seconds()
@@ -100,7 +105,7 @@ def multi_doc(job: Job, bench: Workbench) -> Values:
     result = run_step(1, micro_batches, bench)
     seconds = bench.meter.seconds()
     _refuse_non_finite(bench)
-    _refuse(findings)
+    refuse(findings)
     return _learnt(result.sums) | {f"{name}_s": seconds[name] for name in _TIMED}
 
 
@@ -110,7 +115,7 @@ def leak(job: Job, bench: Workbench) -> Values:
     with bench.meter.part("forward"), torch.no_grad():
         sums = forward(micro_batch, bench)
         findings = probe(micro_batch, bench)
-    _refuse(findings)
+    refuse(findings)
     return _learnt(sums) | {"probe_s": bench.meter.seconds()["forward"]}
 
 
@@ -163,14 +168,27 @@ _TIMED = ("forward", "backward", "optimizer", "step")
 
 
 def _small(spec: DFlashSpec) -> DFlashSpec:
-    """The same drafter on little work, with the attention that compiles nothing: a round trip is about what is stored."""
+    """A shorter and thinner drafter on little work, with the attention that compiles nothing.
+
+    A round trip is about what is stored: every kind of tensor under its name, in its type, with the optimizer's. How
+    many there are shows nothing more, and twenty gigabytes there and back take longer than the rest of the ladder.
+    """
     data = replace(
         spec.data,
         row_tokens=min(spec.data.row_tokens, SMALL_ROW_TOKENS),
         max_anchors=min(spec.data.max_anchors, SMALL_ANCHORS),
         anchors_per="row",
     )
-    return replace(spec, data=data, drafter=replace(spec.drafter, attention="sdpa"))
+    drafter = replace(
+        spec.drafter,
+        num_layers=min(spec.drafter.num_layers, SMALL_LAYERS),
+        layer_types=spec.drafter.layer_types[-SMALL_LAYERS:],  # the last two: where kinds are mixed, both
+        intermediate_size=min(spec.drafter.intermediate_size, SMALL_INNER),
+        captured_layers=spec.drafter.captured_layers[:SMALL_CAPTURED],
+        attention="sdpa",
+        init_from=None,
+    )
+    return replace(spec, data=data, drafter=drafter)
 
 
 def _micro_batch(bench: Workbench, layout: Sequence[int], *, position: int = 0) -> MicroBatch:
@@ -233,7 +251,8 @@ def _saved(job: Job) -> Path:
     return job.attempt.artifacts / "smoke-checkpoint"
 
 
-def _refuse(findings: Sequence[str]) -> None:
+def refuse(findings: Sequence[str]) -> None:
+    """RungFailed, one line of all of them, where there are any."""
     if findings:
         raise RungFailed("; ".join(findings))
 

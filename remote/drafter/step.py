@@ -25,7 +25,7 @@ from remote.drafter.blocks import PAD_DOCUMENT, Blocks, Row, build_blocks, join_
 from remote.drafter.data import Batch
 from remote.drafter.head_plan import HeadPlan, plan_head
 from remote.drafter.loss import LossSums, drafter_loss, known_denominator
-from remote.drafter.workbench import Workbench, has_fused_kernels
+from remote.drafter.workbench import Workbench
 from remote.spec import LOSS_TERMS, DataSpec
 
 
@@ -131,7 +131,7 @@ def forward(micro_batch: MicroBatch, bench: Workbench) -> LossSums:
         teacher_hidden_SH=micro_batch.last_hidden_SH,
         spec=bench.spec.loss,
         plan=micro_batch.plan,
-        is_fused=has_fused_kernels(bench.spec),
+        is_fused=bench.drafter.is_fused,
     )
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from remote.drafter import self_check
 from remote.drafter.attention import Backend, choose_backend
 from remote.drafter.export import load_exported
 from remote.drafter.kernels import launch
@@ -20,6 +23,7 @@ from remote.drafter.measure import Meter
 from remote.drafter.model import DFlashDrafter
 from remote.drafter.optim import DrafterOptimizer, refuse_muon_on_cpu
 from remote.drafter.peers import Peers
+from remote.drafter.self_check import Verdict
 from remote.report import UserFault
 from remote.spec import DFlashSpec, num_drafter_parameters
 
@@ -45,10 +49,21 @@ class Choices:
 
     dtype: torch.dtype
     backend: Backend
+    is_fused: bool  # norms, rotary embedding, SwiGLU, the loss's rows and AdamW by draftyard's own kernels
     reasons: dict[str, str]
 
 
-def choose(spec: DFlashSpec, device: torch.device) -> Choices:
+Check = Callable[[DFlashSpec, torch.device, torch.dtype], Verdict]
+
+
+class Checks(NamedTuple):
+    """Whether the own kernels may be taken on a card where the recipe leaves it to us."""
+
+    attention: Check = self_check.check_attention
+    kernels: Check = self_check.check_kernels
+
+
+def choose(spec: DFlashSpec, device: torch.device, *, checks: Checks = Checks()) -> Choices:  # noqa: B008 - frozen
     """ValueError where the recipe asks for something this device cannot do."""
     refuse_muon_on_cpu(spec.optim, device)
     if spec.train.dtype == "auto":
@@ -57,17 +72,19 @@ def choose(spec: DFlashSpec, device: torch.device) -> Choices:
     else:
         dtype = torch.bfloat16 if spec.train.dtype == "bfloat16" else torch.float32
         dtype_reason = f"{_word(dtype)}: asked for by the recipe"
-    backend = choose_backend(spec.drafter, device=device, dtype=dtype)
+    check = partial(checks.attention, spec, device, dtype) if device.type == "cuda" else None
+    backend = choose_backend(spec.drafter, device=device, dtype=dtype, check=check)
+    is_fused, kernels_reason = _choose_kernels(spec, device, dtype, checks.kernels)
     reasons = {
         "device": f"{device.type}: {'a CUDA card is there' if device.type == 'cuda' else 'no CUDA card is there'}",
         "dtype": dtype_reason,
         "attention": f"{backend.name}: {backend.reason}",
-        "kernels": _kernels_reason(spec, device, dtype),
+        "kernels": kernels_reason,
         "masters": _master_reason(spec, dtype),
         "noise": _noise_reason(spec),
         "start": f"weights of {spec.drafter.init_from}" if spec.drafter.init_from else f"fresh, seed {spec.train.seed}",
     }
-    return Choices(dtype, backend, reasons)
+    return Choices(dtype, backend, is_fused, reasons)
 
 
 def build(
@@ -84,7 +101,9 @@ def build(
     drafter = fresh_drafter(spec, choices, device=device)
     if spec.drafter.init_from is not None:
         load_exported(Path(spec.drafter.init_from), drafter, spec.target)
-    optimizer = DrafterOptimizer(drafter.named_parameters(), spec.optim, num_steps=spec.train.num_steps)
+    optimizer = DrafterOptimizer(
+        drafter.named_parameters(), spec.optim, num_steps=spec.train.num_steps, is_fused=choices.is_fused
+    )
     return Workbench(spec, device, drafter, peers.shared(drafter), peers, embed, head_VH, optimizer, meter)
 
 
@@ -96,17 +115,12 @@ def fresh_drafter(spec: DFlashSpec, choices: Choices, *, device: torch.device) -
             spec.drafter,
             backend=choices.backend,
             activation_checkpointing=spec.train.activation_checkpointing,
-            is_fused=has_fused_kernels(spec),
+            is_fused=choices.is_fused,
         )
     drafter = drafter.to(choices.dtype).to_empty(device=device)
     # Drawn on the device: a CPU takes 20 s for 1.7 billion numbers, longer than a rung of the ladder may.
     drafter.init_weights(torch.Generator(device).manual_seed(spec.train.seed))
     return drafter
-
-
-def has_fused_kernels(spec: DFlashSpec) -> bool:
-    """Whether norms, rotary embedding, SwiGLU and the loss's rows are draftyard's own kernels."""
-    return spec.train.kernels == "triton"
 
 
 def numbers(spec: DFlashSpec) -> str:
@@ -121,13 +135,22 @@ def numbers(spec: DFlashSpec) -> str:
     )
 
 
-def _kernels_reason(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> str:
-    if not has_fused_kernels(spec):
-        return "torch: the default, until fused kernels have been measured on a card"
-    obstacle = launch.obstacle(device=device, dtype=dtype)
-    if obstacle is not None:
-        raise UserFault(f"train.kernels is triton, which cannot train here: {obstacle}; take torch")
-    return "triton: asked for by the recipe; norms, rotary embedding, SwiGLU and the loss's rows are fused"
+def _choose_kernels(spec: DFlashSpec, device: torch.device, dtype: torch.dtype, check: Check) -> tuple[bool, str]:
+    """Whether to take the fused ones, and why."""
+    what = "norms, rotary embedding, SwiGLU, the loss's rows and AdamW are fused"
+    if spec.train.kernels == "torch":
+        return False, "torch: asked for by the recipe"
+    if spec.train.kernels == "triton":
+        obstacle = launch.obstacle(device=device, dtype=dtype)
+        if obstacle is not None:
+            raise UserFault(f"train.kernels is triton, which cannot train here: {obstacle}; take auto or torch")
+        return True, f"triton: asked for by the recipe; {what}"
+    if device.type != "cuda":
+        return False, f"torch: auto, Triton needs CUDA and the device is {device.type}"
+    verdict = check(spec, device, dtype)
+    if verdict.is_passed:
+        return True, f"triton: auto, {verdict.reason}; {what}"
+    return False, f"torch: auto, triton is out ({verdict.reason})"
 
 
 def _master_reason(spec: DFlashSpec, dtype: torch.dtype) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remote.plan.checked import extrapolated
+from remote.plan.kernels import assumption
 from remote.plan.memory import Component, target_bytes
 from remote.plan.moments import stage_components
 from remote.plan.sizes import Sizes, compute_dtype, holds_target, sizes
@@ -161,10 +162,9 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
         ]
     else:
         found += ["pages of mapped files, which the kernel takes back when memory is short"]
-    if "triton" in (spec.drafter.attention, spec.train.kernels):
-        found.append(
-            "what the triton kernels save: attention is planned as sdpa's and kernels as torch's, which take more"
-        )
+    assumed = assumption(spec, at)
+    if assumed is not None:
+        found.append(assumed)
     if spec.optim.name == "muon":
         found.append("muon's temporaries are an estimate")
     if spec.roles.drafter > 1:

@@ -1,8 +1,9 @@
 """Bytes of what a training step holds, piece by piece, as the bundled trainer allocates it.
 
-The trainer's modules say what they hold: `model` (eager operations, each keeping its input), `attention_sdpa` and
-`attention_flex`, `loss` (the gradient made in the forward pass, one chunk of logits at a time), `optim` (one tensor
-at a time). This file repeats their arithmetic; a test holds it against torch's own books.
+The trainer's modules say what they hold: `model` (eager operations, each keeping its input, or `kernels`, which compute
+norms and products again), `attention_sdpa`, `attention_flex` and `kernels.attention`, `loss` (the gradient made in the
+forward pass, one chunk of logits at a time), `optim` (one tensor at a time). This file repeats their arithmetic; a test
+holds it against torch's own books.
 
 The numbers are bytes of tensors ("allocated"); when they are alive together is `remote.plan.moments`'s.
 """
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remote.plan.attention import largest_chunk_bytes
+from remote.plan.kernels import attention_of, has_fused_kernels, log_sums_bytes
 from remote.plan.sizes import Sizes, has_masters, holds_target, is_soft
 from remote.spec import DFlashSpec
 
@@ -76,14 +78,14 @@ def positions(spec: DFlashSpec, at: Sizes) -> Component:
     kinds = len(set(spec.drafter.layer_types)) or 1
     ranges = kinds * 2 * 8 * at.block_tokens
     tiles = -(-at.block_tokens // 128) * -(-(at.context_tokens + at.block_tokens) // 128)
-    masks = kinds * 16 * tiles if uses_flex(spec, at) else 0
+    masks = {"flex": 16 * tiles, "triton": 2 * 4 * at.block_tokens}.get(attention_of(spec, at), 0) * kinds
     return Component("positions and masks", rotary + ranges + masks, "rotary factors, visible ranges, mask tiles")
 
 
 def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -> list[Component]:
     """What the forward keeps for the backward, of the first `layers` layers (None: all) and around them."""
     count = at.layers if layers is None else layers
-    context = context_bytes(at, 3 * at.key_width) + _norm(at, at.context_tokens, at.key_width, at.kv_heads)
+    context = _context_keys(spec, at)
     shared = context_bytes(at, 2 * at.hidden) + _norm(at, at.context_tokens, at.hidden)
     ends = token_bytes(at, at.hidden) + (_norm(at, at.block_tokens, at.hidden) if layers is None else 0)
     lines = [Component("context features", shared, "fc and hidden_norm of the context, 2·S·H")]
@@ -96,18 +98,20 @@ def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -
         Component("context keys and values", count * context, "3·S·G a layer: keys before and after the norm, values")
     )
     why = "T·(4H + 3Q + 3G + 4I) a layer: the input of every operation"
+    if has_fused_kernels(spec, at):
+        why = "T·(2H + 3Q + 3G + 2I) a layer: norms and SwiGLU are computed again"
     lines.append(Component("activations kept", count * block_activations(at, spec) + ends, why))
     return lines
 
 
 def block_activations(at: Sizes, spec: DFlashSpec) -> int:
     """What one layer keeps of its block tokens."""
-    return _attention_activations(at, spec) + mlp_activations(at)
+    return _attention_activations(at, spec) + mlp_activations(at, spec)
 
 
 def live_layer(at: Sizes, spec: DFlashSpec) -> int:
     """One layer with everything it keeps, while checkpointing recomputes it; its input is kept already."""
-    context = context_bytes(at, 3 * at.key_width) + _norm(at, at.context_tokens, at.key_width, at.kv_heads)
+    context = _context_keys(spec, at)
     return block_activations(at, spec) + context - token_bytes(at, at.hidden)
 
 
@@ -116,18 +120,35 @@ def loss_gradients(spec: DFlashSpec, at: Sizes) -> int:
     return kinds * at.supervised_slots * at.hidden * at.element_bytes
 
 
-def head_workspace(spec: DFlashSpec, at: Sizes) -> int:
+def head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool = True) -> int:
     """Logits in float32: log q, q and one product; with a soft term p as well; and the target's own rows."""
+    if has_fused_kernels(spec, at):
+        return _fused_head_workspace(spec, at, with_gradient=with_gradient)
     copies = 4 if is_soft(spec) else 3
     logits = 4 * at.vocab * (copies * at.chunk_slots + at.chunk_targets)
     kinds = 1 + bool(spec.loss.terms.get("cap"))
     return logits + (1 + kinds) * at.chunk_slots * at.hidden * at.element_bytes
 
 
+def _fused_head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool) -> int:
+    """Logits in float32 once, the target's rows, one gradient in the head's type; or, if that is more, the joining of
+    a chunk's target rows to those that it shares with the chunk before, which is alive as well."""
+    kinds = (1 + bool(spec.loss.terms.get("cap"))) if with_gradient else 0
+    rows = 4 * (at.chunk_slots + at.chunk_targets) + (at.element_bytes * at.chunk_slots if with_gradient else 0)
+    chunk = at.vocab * rows + (1 + kinds) * at.chunk_slots * at.hidden * at.element_bytes
+    has_neighbour = at.chunk_slots < at.supervised_slots
+    joined = 3 * 4 * at.vocab * at.chunk_targets if has_neighbour else 0
+    return max(chunk, joined)
+
+
 def attention_workspace(spec: DFlashSpec, at: Sizes, *, backward: bool) -> int:
     """What attention takes beyond what it keeps; bounded by the recipe for sdpa."""
     gradients = token_bytes(at, 2 * at.query_width + 2 * at.key_width)
-    if uses_flex(spec, at):
+    kind = attention_of(spec, at)
+    if kind == "triton":  # every gradient, its own and that of the output; a number a row beside the log-sum-exp
+        context = 2 * at.context_tokens * at.key_width * at.element_bytes
+        return gradients + context + log_sums_bytes(at) if backward else 0
+    if kind == "flex":
         joined = 2 * (at.context_tokens + at.block_tokens) * at.key_width * at.element_bytes
         return joined + gradients if backward else joined
     sums = 2 * at.context_tokens * at.key_width * 4
@@ -137,6 +158,8 @@ def attention_workspace(spec: DFlashSpec, at: Sizes, *, backward: bool) -> int:
 
 def optimizer_temporaries(spec: DFlashSpec, at: Sizes) -> int:
     """Copies made while the largest weight is moved."""
+    if spec.optim.name == "adamw" and has_fused_kernels(spec, at):
+        return 0  # one kernel reads and writes what is stored
     if at.element_bytes == 4 and spec.optim.name == "adamw":
         copies = 0 if spec.optim.moment_dtype == "float32" else 8
     elif spec.optim.name == "muon":
@@ -149,10 +172,6 @@ def optimizer_temporaries(spec: DFlashSpec, at: Sizes) -> int:
 
 def is_checkpointed(spec: DFlashSpec) -> bool:
     return spec.train.activation_checkpointing != "none"
-
-
-def uses_flex(spec: DFlashSpec, at: Sizes) -> bool:
-    return at.is_cuda and spec.drafter.attention in ("auto", "flex")
 
 
 def target_bytes(spec: DFlashSpec, at: Sizes) -> int:
@@ -175,19 +194,27 @@ def _target_components(spec: DFlashSpec, at: Sizes, table: int) -> list[Componen
 
 
 def _attention_activations(at: Sizes, spec: DFlashSpec) -> int:
-    """Input and its norm; queries and keys before and after norm and rotation, values, the output."""
-    tokens = token_bytes(at, 2 * at.hidden + 3 * at.query_width + 3 * at.key_width)
+    """Input and, but for fused kernels, its norm; queries and keys before and after norm and rotation, values, the output."""
+    is_fused, kind = has_fused_kernels(spec, at), attention_of(spec, at)
+    tokens = token_bytes(at, (1 if is_fused else 2) * at.hidden + 3 * at.query_width + 3 * at.key_width)
     norms = _norm(at, at.block_tokens, at.hidden)
-    norms += _norm(at, at.block_tokens, at.query_width, at.heads) + _norm(
-        at, at.block_tokens, at.key_width, at.kv_heads
-    )
-    sums = 4 * at.block_tokens * at.heads if uses_flex(spec, at) else 0  # flex keeps a log-sum-exp per row and head
+    if not is_fused:
+        norms += _norm(at, at.block_tokens, at.query_width, at.heads)
+        norms += _norm(at, at.block_tokens, at.key_width, at.kv_heads)
+    sums = {"flex": 4 * at.block_tokens * at.heads, "triton": log_sums_bytes(at)}.get(kind, 0)
     return tokens + norms + sums
 
 
-def mlp_activations(at: Sizes) -> int:
-    """Input and its norm; gate, its SiLU, up, and their product."""
-    return token_bytes(at, 2 * at.hidden + 4 * at.inner) + _norm(at, at.block_tokens, at.hidden)
+def mlp_activations(at: Sizes, spec: DFlashSpec) -> int:
+    """Input, gate and up; but for fused kernels also the input's norm, gate's SiLU and the product."""
+    width = at.hidden + 2 * at.inner if has_fused_kernels(spec, at) else 2 * at.hidden + 4 * at.inner
+    return token_bytes(at, width) + _norm(at, at.block_tokens, at.hidden)
+
+
+def _context_keys(spec: DFlashSpec, at: Sizes) -> int:
+    """Keys of the context before and after the norm, and values, of one layer."""
+    norms = 0 if has_fused_kernels(spec, at) else _norm(at, at.context_tokens, at.key_width, at.kv_heads)
+    return context_bytes(at, 3 * at.key_width) + norms
 
 
 def _norm(at: Sizes, rows: int, width: int, groups: int = 1) -> int:

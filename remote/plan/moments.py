@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from remote.plan.kernels import attention_of, has_fused_kernels
 from remote.plan.memory import (
     Component,
     around_layers,
@@ -35,6 +36,7 @@ from remote.spec import DFlashSpec
 STAGES = ("load", "forward", "backward", "step")
 FORWARD_ONLY = ("fwd", "leak")  # rungs without gradients
 
+_TEMPORARIES = "backward temporaries"
 SCALE_ROWS = 4096  # rows of the loss gradient scaled at once, in float32
 
 
@@ -94,7 +96,9 @@ def forward_only_components(spec: DFlashSpec, at: Sizes, *, rung: str) -> list[C
     ]
     loss = [
         Component("last hidden states of the drafter", token_bytes(at, at.hidden), "T·H"),
-        Component("head workspace", head_workspace(spec, at), "float32 logits and their copies, one chunk of the loss"),
+        Component(
+            "head workspace", head_workspace(spec, at, with_gradient=False), "float32 logits, one chunk of the loss"
+        ),
     ]
     worst = max(layer, loss, key=lambda lines: sum(line.size_bytes for line in lines))
     return [*base, *worst]
@@ -122,9 +126,15 @@ def _forward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
         return
     yield [
         *base,
-        *_given_back(kept, mlp_activations(at)),
+        *_given_back(kept, mlp_activations(at, spec)),
         Component("attention workspace", attention, "one chunk, before the MLP of the last layer"),
     ]
+    if has_fused_kernels(spec, at):
+        yield [
+            *base,
+            *kept,
+            Component("one live layer", token_bytes(at, at.inner + at.hidden), "the last MLP's product"),
+        ]
 
 
 def _backward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
@@ -145,19 +155,31 @@ def _backward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
         live = Component(
             "one live layer", live_layer(at, spec) if is_checkpointed(spec) else 0, "recomputed by the backward"
         )
-        mlp = Component(
-            "backward temporaries",
-            2 * token_bytes(at, at.inner) + 2 * token_bytes(at, at.hidden),
-            "of the MLP: 2·T·I + 2·T·H",
-        )
-        yield [*base, *kept, live, _gradients(spec, at, layers=done, part="mlp"), mlp]
-        freed = mlp_activations(at) + token_bytes(at, at.query_width)
+        for part, size, why in _mlp_temporaries(spec, at):
+            yield [*base, *kept, live, _gradients(spec, at, layers=done, part=part), Component(_TEMPORARIES, size, why)]
+        freed = mlp_activations(at, spec)
+        if attention_of(spec, at) != "triton":
+            freed += token_bytes(at, at.query_width)
         left = _given_back([*kept, live], freed)
-        attention = attention_workspace(spec, at, backward=True) + 2 * token_bytes(at, at.hidden)
-        work = Component("backward temporaries", attention, "of attention: gradients and one chunk's workspace")
+        incoming = 1 if has_fused_kernels(spec, at) else 2
+        attention = attention_workspace(spec, at, backward=True) + incoming * token_bytes(at, at.hidden)
+        work = Component(_TEMPORARIES, attention, "of attention: gradients and one chunk's workspace")
         yield [*base, *left, _gradients(spec, at, layers=done, part="attention"), work]
-    last = Component("backward temporaries", context_bytes(at, 3 * at.hidden), "of the context features, 3·S·H")
+    last = Component(_TEMPORARIES, context_bytes(at, 3 * at.hidden), "of the context features, 3·S·H")
     yield [*base, *kept_components(spec, at, layers=0)[:1], _gradients(spec, at, layers=at.layers), last]
+
+
+def _mlp_temporaries(spec: DFlashSpec, at: Sizes) -> Iterator[tuple[str, int, str]]:
+    """The worst moments of an MLP's backward: which weight gradients are there, bytes, what they are.
+
+    The fused one overwrites gate and up: beside them it holds their product, later only what is as wide as a token.
+    """
+    token, inner = token_bytes(at, at.hidden), token_bytes(at, at.inner)
+    if has_fused_kernels(spec, at):
+        yield "mlp", inner + token, "of the MLP: T·I + T·H"
+        yield "attention", 3 * token, "of the MLP: 3·T·H"
+    else:
+        yield "mlp", 2 * inner + 2 * token, "of the MLP: 2·T·I + 2·T·H"
 
 
 def _given_back(lines: list[Component], freed: int) -> list[Component]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remote.plan.memory import is_checkpointed, uses_flex
+from remote.plan.kernels import attention_of
+from remote.plan.memory import is_checkpointed
 from remote.plan.sizes import Sizes, reads_teacher, worst_documents
 from remote.spec import DFlashSpec
 
@@ -47,7 +48,7 @@ def work(spec: DFlashSpec, at: Sizes) -> Work:
     keys = 4.0 * at.context_tokens * at.hidden * at.key_width * at.layers
     attention = _attention(spec, at)
     recomputed = body + keys + attention if is_checkpointed(spec) else 0.0
-    backward = 2.5 if uses_flex(spec, at) else 3.5
+    backward = 2.5 if attention_of(spec, at) == "flex" else 3.5
     return Work(
         body=times * (3 * body - first_inputs + 2 * features + 3 * keys),
         attention=times * (1 + backward) * attention,

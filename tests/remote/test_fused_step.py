@@ -91,7 +91,7 @@ def test_fused_step_without_kernels_is_the_plain_one() -> None:
 def test_kernels_are_taken_where_the_recipe_names_them_and_refused_where_they_cannot_run() -> None:
     plain, asked = tiny_spec(), tiny_spec(train={"kernels": "triton"})
 
-    assert workbench.choose(plain, CPU).reasons["kernels"].startswith("torch: the default")
+    assert workbench.choose(plain, CPU).reasons["kernels"].startswith("torch: auto, Triton needs CUDA")
     with pytest.raises(UserFault, match=r"train\.kernels is triton, which cannot train here: Triton needs CUDA"):
         workbench.choose(asked, CPU)
 
@@ -110,9 +110,8 @@ def trained_step(spec: DFlashSpec, device: torch.device, choices: workbench.Choi
 def test_a_training_step_with_fused_kernels_is_that_of_torch() -> None:
     spec = tiny_spec(data={"row_tokens": 12, "max_anchors": 2}, drafter={"num_layers": 1})
     choices = workbench.choose(spec, CPU)
-    fused = replace(spec, train=replace(spec.train, kernels="triton"))
 
-    ours, theirs = (trained_step(each, CPU, choices) for each in (fused, spec))
+    ours, theirs = (trained_step(spec, CPU, replace(choices, is_fused=is_fused)) for is_fused in (True, False))
 
     assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
     assert torch.allclose(ours[1], theirs[1], rtol=1e-5)
@@ -146,11 +145,12 @@ def test_the_kernels_files_load_and_compute_without_triton() -> None:
 @needs_cuda
 def test_a_training_step_on_cuda_with_all_kernels_is_that_of_torch() -> None:
     spec = tiny_spec(data={"row_tokens": 512, "max_anchors": 64})
-    fused = replace(
-        spec, train=replace(spec.train, kernels="triton"), drafter=replace(spec.drafter, attention="triton")
+    fused, plain = (
+        replace(spec, train=replace(spec.train, kernels=kernels), drafter=replace(spec.drafter, attention=attention))
+        for kernels, attention in (("triton", "triton"), ("torch", "flex"))
     )
 
-    ours, theirs = (trained_step(each, CUDA, workbench.choose(each, CUDA)) for each in (fused, spec))
+    ours, theirs = (trained_step(each, CUDA, workbench.choose(each, CUDA)) for each in (fused, plain))
 
     assert torch.allclose(ours[1], theirs[1], rtol=0.02)
     assert torch.allclose(ours[0][:1], theirs[0][:1], rtol=0.01)

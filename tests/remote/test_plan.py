@@ -153,7 +153,9 @@ def test_inputs_are_sixty_one_kilobytes_a_context_token() -> None:
 
 
 def test_a_chunk_of_2048_logits_in_float32_is_twice_970_mebibytes() -> None:
-    spec = large(drafter={"block_size": 2}, loss={"terms": {"ce": 1.0}, "chunk_tokens": 2048})
+    spec = large(
+        drafter={"block_size": 2}, loss={"terms": {"ce": 1.0}, "chunk_tokens": 2048}, train={"kernels": "torch"}
+    )
     at = replace(sizes(spec, device="cuda"), chunk_slots=2048)
 
     one_copy = (head_workspace(spec, at) - 2 * 2048 * 5120 * 2) / 3

@@ -1,0 +1,203 @@
+"""Whether draftyard's own kernels compute on this very card what the plain path computes: asked once, at start.
+
+Small inputs at the recipe's own widths, so that what is compiled for the check is what training calls. Values and
+gradients are held against the plain path in float64; granted is what a dtype rounds, or PLAIN_TIMES what the plain
+path itself is off. It chooses nothing: `attention` and `workbench` do, and say what was seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from remote.drafter import attention_sdpa
+from remote.drafter.blocks import Blocks, Row, build_blocks, sample_anchors
+from remote.drafter.kernels import attention, body, launch
+from remote.drafter.keys import KeyValues
+from remote.drafter.loss import drafter_loss
+from remote.drafter.rope import Rotary, rotary
+from remote.drafter.visibility import layer_rule, visible
+from remote.spec import DFlashSpec, LossSpec
+
+DOCUMENTS, NUM_BLOCKS = (150, 90), 12  # tokens of the row the check attends to
+NUM_TOKENS, NUM_OUTPUTS = 48, 32  # of the check of norms and products
+LOSS_WIDTH, LOSS_BLOCKS, LOSS_CHUNK_TOKENS = 64, 4, 64
+TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 0.01, torch.float32: 1e-4}
+PLAIN_TIMES = 3.0
+
+Function = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the kernels may be taken. `reason` has the number that was seen, or what stands in the way."""
+
+    is_passed: bool
+    reason: str
+
+
+class Trial(NamedTuple):
+    """One function of ours, the plain one, and the tensors both take; these get gradients."""
+
+    ours: Function
+    plain: Function
+    tensors: Sequence[Tensor]
+
+
+def check_attention(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
+    """Of `drafter.attention: triton`, under every rule that a layer of the drafter has."""
+    obstacle = attention.obstacle(spec.drafter, device=device, dtype=dtype)
+    return Verdict(False, obstacle) if obstacle else _verdict(attention_trials(spec, device, dtype), device, dtype)
+
+
+def check_kernels(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
+    """Of `train.kernels: triton`: norms, heads, SwiGLU, and the loss over the whole vocabulary."""
+    obstacle = launch.obstacle(device=device, dtype=dtype)
+    return Verdict(False, obstacle) if obstacle else _verdict(kernel_trials(spec, device, dtype), device, dtype)
+
+
+def attention_trials(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Iterator[Trial]:
+    drafter, blocks = spec.drafter, _blocks(spec, NUM_BLOCKS, device)
+    num_context, num_tokens = sum(DOCUMENTS), NUM_BLOCKS * spec.drafter.block_size
+    lengths = (num_context, num_context, num_tokens, num_tokens)
+    draw = _Drawing(device, dtype)
+    tensors = [draw(num_tokens, drafter.num_heads, drafter.head_dim)]
+    tensors += [draw(length, drafter.num_kv_heads, drafter.head_dim) for length in lengths]
+    for rule in dict.fromkeys(layer_rule(drafter, index) for index in range(drafter.num_layers)):
+        seen = visible(rule, blocks, num_context)
+        plain = attention_sdpa.plan(seen, workspace_bytes=drafter.attention_workspace_bytes)
+        yield Trial(partial(_attended, attention.plan(seen)), partial(_attended, plain), tensors)
+
+
+def kernel_trials(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Iterator[Trial]:
+    hidden, drafter, draw = spec.target.hidden_size, spec.drafter, _Drawing(device, dtype)
+    tokens, norm = draw(NUM_TOKENS, hidden), draw(hidden, scale=0.1, mean=1.0)
+    matrices = [draw(NUM_OUTPUTS, hidden, scale=hidden**-0.5) for _ in range(2)]
+    for name, tensors in (("rms_norm", [tokens, norm]), ("norm_linears", [tokens, norm, *matrices])):
+        yield Trial(_normed(body.FUSED, name, drafter.rms_norm_eps), _normed(body.TORCH, name, drafter.rms_norm_eps), tensors)  # fmt: skip
+    angles = torch.arange(NUM_TOKENS, device=device)
+    for num_heads in {drafter.num_heads, drafter.num_kv_heads}:
+        at = partial(rotary, angles, head_dim=drafter.head_dim, theta=drafter.rope_theta)
+        heads = [draw(NUM_TOKENS, num_heads, drafter.head_dim), draw(drafter.head_dim, scale=0.1, mean=1.0)]
+        yield Trial(_rotated(body.FUSED, at, drafter.rms_norm_eps), _rotated(body.TORCH, at, drafter.rms_norm_eps), heads)  # fmt: skip
+    inner = drafter.intermediate_size
+    mlp = [draw(inner, NUM_OUTPUTS, scale=NUM_OUTPUTS**-0.5) for _ in range(2)] + [
+        draw(NUM_OUTPUTS, inner, scale=inner**-0.5)
+    ]
+    mlp = [draw(NUM_TOKENS, NUM_OUTPUTS), draw(NUM_OUTPUTS, scale=0.1, mean=1.0), *mlp]
+    yield Trial(_mlp(body.FUSED, drafter.rms_norm_eps), _mlp(body.TORCH, drafter.rms_norm_eps), mlp)
+    yield _loss_trial(spec, draw, device)
+
+
+def worst_errors(trial: Trial) -> tuple[float, float]:
+    """The largest relative error of any value or gradient against float64: ours, and the plain path's."""
+    exact = _results(trial.plain, [tensor.double() for tensor in trial.tensors])
+    return _error(_results(trial.ours, trial.tensors), exact), _error(_results(trial.plain, trial.tensors), exact)
+
+
+def _verdict(trials: Iterator[Trial], device: torch.device, dtype: torch.dtype) -> Verdict:
+    worst, allowed = 0.0, TOLERANCE[dtype]
+    try:
+        for trial in trials:
+            ours, plain = worst_errors(trial)
+            granted = max(TOLERANCE[dtype], PLAIN_TIMES * plain)
+            if not ours / granted <= worst / allowed:  # so written, NaN is the worst
+                worst, allowed = ours, granted
+            if not ours <= granted:
+                break
+    except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver raises, the plain path is there
+        return Verdict(False, f"their check failed here: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
+    finally:
+        _leave_nothing(device)
+    seen = f"error {worst:.1e} against float64 on this device, {allowed:.1e} is allowed"
+    return Verdict(worst <= allowed, seen if worst <= allowed else f"their check failed here: {seen}")
+
+
+def _results(function: Function, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Values, and the gradients of all tensors for fixed gradients of the values."""
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    values = function(*(leaf * 1 for leaf in leaves))  # no leaf goes in: a kernel may overwrite what it was given
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(value.shape, generator=generator).to(value) for value in values]
+    return [value.detach() for value in values] + list(torch.autograd.grad(values, leaves, upstream))
+
+
+def _error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    errors = [
+        (one.double() - other).norm() / other.norm().clamp_min(1e-30) for one, other in zip(found, exact, strict=True)
+    ]
+    return float(torch.stack(errors).max())  # NaN stays NaN
+
+
+def _attended(attend: Callable[[Tensor, KeyValues], Tensor], query: Tensor, *keys: Tensor) -> list[Tensor]:
+    return [attend(query, KeyValues(*keys))]
+
+
+def _normed(operations: body.BodyOperations, name: str, eps: float) -> Function:
+    def function(tokens: Tensor, norm: Tensor, *matrices: Tensor) -> list[Tensor]:
+        found = getattr(operations, name)(tokens, norm, eps, *matrices)
+        return list(found) if matrices else [found]
+
+    return function
+
+
+def _rotated(operations: body.BodyOperations, at: Callable[..., Rotary], eps: float) -> Function:
+    return lambda heads, norm: [operations.head_norm_rotate(heads, norm, eps, at(dtype=heads.dtype))]
+
+
+def _mlp(operations: body.BodyOperations, eps: float) -> Function:
+    return lambda tokens, norm, *matrices: [operations.norm_mlp(tokens, norm, eps, *matrices)]
+
+
+def _loss_trial(spec: DFlashSpec, draw: _Drawing, device: torch.device) -> Trial:
+    """A few narrow tokens over the whole vocabulary. Metrics are not compared: a tie may fall either way."""
+    blocks, loss = _blocks(spec, LOSS_BLOCKS, device), replace(spec.loss, chunk_tokens=LOSS_CHUNK_TOKENS)
+    head, teacher = draw(spec.target.vocab_size, LOSS_WIDTH, scale=0.3), draw(sum(DOCUMENTS), LOSS_WIDTH)
+
+    def function(is_fused: bool, spec: LossSpec, hidden: Tensor) -> list[Tensor]:
+        sums = drafter_loss(
+            hidden, blocks, head_VH=head.to(hidden), teacher_hidden_SH=teacher.to(hidden), spec=spec, is_fused=is_fused
+        )
+        return [sums.objective()]
+
+    hidden = draw(LOSS_BLOCKS * spec.drafter.block_size, LOSS_WIDTH)
+    return Trial(partial(function, True, loss), partial(function, False, loss), [hidden])
+
+
+def _blocks(spec: DFlashSpec, num_blocks: int, device: torch.device) -> Blocks:
+    """Blocks of a packed row of two documents, on the device."""
+    size, vocab = sum(DOCUMENTS), spec.target.vocab_size
+    row = Row(
+        input_ids_S=torch.arange(size) % vocab,
+        document_S=torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS)),
+        position_S=torch.cat([torch.arange(length) for length in DOCUMENTS]),
+        loss_mask_S=torch.ones(size, dtype=torch.bool),
+    )
+    generator = torch.Generator().manual_seed(0)
+    anchors = sample_anchors(row, num_slots=num_blocks, max_anchors=num_blocks, per="row", generator=generator)
+    made = build_blocks(row, *anchors, block_size=spec.drafter.block_size, mask_token_id=spec.drafter.mask_token_id)
+    return made.to(device)
+
+
+class _Drawing:
+    """Normal numbers on a device, from a generator of its own: training's randomness is not touched."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._dtype = dtype
+
+    def __call__(self, *shape: int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
+        drawn = torch.empty(shape, device=self._generator.device)
+        return drawn.normal_(mean, scale, generator=self._generator).to(self._dtype)
+
+
+def _leave_nothing(device: torch.device) -> None:
+    """Neither cached memory nor library workspaces: the next peak is training's own."""
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
