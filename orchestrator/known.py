@@ -45,7 +45,9 @@ class Known:
         )
         plain = spec.get("env") or {}
         given = {name: self.environ.get(name, "") for name in launch.get("env") or ()}
-        with suppress(DraftyardError, OSError):
-            env_file = Hosts.load(self.hosts_file).find(reader.run(run_id).host).env_file
-            given |= {} if env_file is None else read_env_file(env_file)
-        return frozenset(value for name, value in given.items() if value and plain.get(name) != value)
+        found = list(given.items())
+        for host in reader.run(run_id).hosts:
+            with suppress(DraftyardError, OSError):
+                env_file = Hosts.load(self.hosts_file).find(host).env_file
+                found += [] if env_file is None else read_env_file(env_file).items()
+        return frozenset(value for name, value in found if value and plain.get(name) != value)

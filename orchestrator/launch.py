@@ -11,7 +11,7 @@ It takes any Shell, decides no state and writes nothing on this side.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +70,8 @@ class Job:
     max_duration_s: float | None = None
     memory_limit_bytes: int | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    node: int = 0  # this host's place among those of the job
+    variables: Mapping[str, str] = field(default_factory=dict)  # for this host's processes; no secrets
 
     def file(self) -> job_file.Job:
         """What job.json says of it: everything but the secrets and the spec."""
@@ -84,6 +86,8 @@ class Job:
             memory_limit_bytes=self.memory_limit_bytes,
             gpus=list(self.gpus),
             facts=dict(self.facts),
+            node=self.node,
+            variables=dict(self.variables),
         )
 
 
@@ -94,6 +98,19 @@ class Started:
     was_adopted: bool  # the attempt had been started before
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one host gets of a job."""
+
+    shell: Shell
+    place: Workplace
+    job: Job
+
+    @property
+    def run_dir(self) -> str:
+        return self.place.run_dir(self.job.run_id)
+
+
 def start(
     shell: Shell,
     place: Workplace,
@@ -102,21 +119,35 @@ def start(
     timeout_s: float = START_S,
     before_spawn: Callable[[], object] = lambda: None,
 ) -> Started:
-    """Starts the attempt, or finds it started; DraftyardError holds what the supervisor said when it did not come up.
+    """Starts the attempt, or finds it started; DraftyardError holds what the supervisor said when it did not come up."""
+    return start_all([Part(shell, place, job)], timeout_s=timeout_s, before_spawn=before_spawn)[0]
 
-    `before_spawn` is called once everything is in place: until it returns nothing has been started, and if it raises
-    nothing is. Afterwards the supervisor may live, whatever is raised here.
+
+def start_all(
+    parts: Sequence[Part], *, timeout_s: float = START_S, before_spawn: Callable[[], object] = lambda: None
+) -> list[Started]:
+    """Starts an attempt on each of its hosts, in this order, or finds it started.
+
+    `before_spawn` is called once everything is in place on all of them: until it returns nothing has been started, and
+    if it raises nothing is. Afterwards supervisors may live, whatever is raised here.
     """
-    run_dir = place.run_dir(job.run_id)
-    attempt_dir = f"{run_dir}/attempts/{job.attempt}"
-    is_claimed = _place(shell, place, job, run_dir)
+    placed: list[tuple[Part, bool]] = []
     try:
+        for part in parts:
+            placed.append((part, _place(part.shell, part.place, part.job, part.run_dir)))
         before_spawn()
     except BaseException:
-        if not is_claimed:  # no supervisor will come to take the secrets away
-            with suppress(DraftyardError):
-                shell.run(["rm", "-f", f"{run_dir}/env"])
+        for part, is_claimed in placed:
+            if not is_claimed:  # no supervisor will come to take the secrets away
+                with suppress(DraftyardError):
+                    part.shell.run(["rm", "-f", f"{part.run_dir}/env"])
         raise
+    return [_spawned(part, is_claimed, timeout_s) for part, is_claimed in placed]
+
+
+def _spawned(part: Part, is_claimed: bool, timeout_s: float) -> Started:
+    shell, place, job, run_dir = part.shell, part.place, part.job, part.run_dir
+    attempt_dir = f"{run_dir}/attempts/{job.attempt}"
     if not is_claimed:
         supervise = [place.python, "-m", "remote.supervise", run_dir, "--attempt", str(job.attempt)]
         shell.spawn(["sh", "-c", SPAWN_SUPERVISOR, "sh", f"{attempt_dir}/supervisor.log", *supervise], cwd=job.cwd)
@@ -146,6 +177,11 @@ def _place(shell: Shell, place: Workplace, job: Job, run_dir: str) -> bool:
         said = told(done.stderr)
         raise DraftyardError(f"cannot write {run_dir}: {said}")
     answer = _answer(done.stdout, "is_claimed")
+    if "shared_with" in answer:
+        raise DraftyardError(
+            f"{run_dir} is one folder for two hosts of run {job.run_id}: give each a work_dir of its own in hosts.yaml, "
+            "on a disk of its own"
+        )
     if answer.get("differs"):
         names = ", ".join(map(str, answer["differs"])) if isinstance(answer["differs"], list) else "answer"
         raise DraftyardError(

@@ -42,7 +42,12 @@ def job_environment(run: RunDir, job: Job, *, inherited: dict[str, str]) -> dict
     work_dir = run.root.parent.parent
     # What describes the connection it was started over, not the machine it runs on.
     base = {name: value for name, value in inherited.items() if not name.startswith(("SSH_", "DRAFTYARD_"))}
-    environment = {**base, **DEFAULTS, "HF_HOME": base.get("HF_HOME", str(work_dir / "cache" / "huggingface"))}
+    environment = {
+        **base,
+        **DEFAULTS,
+        **job.variables,
+        "HF_HOME": base.get("HF_HOME", str(work_dir / "cache" / "huggingface")),
+    }
     temporary = temporary_folder(run)
     if temporary is not None:
         environment["TMPDIR"] = str(temporary)

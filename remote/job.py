@@ -21,6 +21,8 @@ class Job:
     gpus: list[str] = field(default_factory=list)  # index or UUID; empty: all
     data_dir: str | None = None
     facts: dict[str, str] = field(default_factory=dict)  # for a person: tree hash, recipe, branch
+    node: int = 0  # this host's place among those of the job
+    variables: dict[str, str] = field(default_factory=dict)  # of this host alone, no secrets: what the job finds set
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)

@@ -12,10 +12,15 @@ def place(run: RunDir, request: dict[str, Any]) -> dict[str, Any]:
     """Writes what an attempt needs, unless the attempt was claimed before; says which it was.
 
     `differs` names what the claimed one does not share with the request: it may be another database's run of that id.
+    `shared_with` is the node of the same attempt that has this folder already: nothing was written.
     """
     number = int(request["attempt"])
     if (run.attempt(number).root / "claim").exists():
         return {"is_claimed": True, "differs": _differences(run, request)}
+    before = read_json(run.job_json) or {}
+    node = int(request["job"].get("node", 0))
+    if before.get("attempt") == number and before.get("node", node) != node:  # two hosts that share a disk
+        return {"is_claimed": False, "shared_with": before["node"]}
     run.root.mkdir(parents=True, exist_ok=True)
     run.root.chmod(0o700)  # on a shared host nobody else reads what a job says: an exception may hold a token
     write_json(run.env_file, {str(name): str(value) for name, value in request["env"].items()}, mode=0o600)

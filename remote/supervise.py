@@ -87,7 +87,8 @@ class Supervisor:
     def __init__(self, run: RunDir, attempt: AttemptDir, job: Job) -> None:
         self._run, self._attempt, self._job = run, attempt, job
         self._environment = job_environment(run, job, inherited=dict(os.environ))
-        self._reporter = Reporter(attempt.root, writer="supervisor", environment=self._environment)
+        writer = f"supervisor{job.node or ''}"  # each of a run over several hosts writes a stream of its own
+        self._reporter = Reporter(attempt.root, writer=writer, environment=self._environment)
         self._cgroup: Cgroup | None = find_cgroup()
         self._before: Counters = read_counters(self._cgroup)
         self._process: subprocess.Popen[bytes] | None = None

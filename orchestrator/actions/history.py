@@ -36,6 +36,7 @@ from orchestrator.store.rows import (
     Kind,
     MemoryPeakRow,
     MetricValue,
+    NodeRow,
     ProgressRow,
     Reason,
     RunRow,
@@ -93,6 +94,7 @@ class RunPage:
     events: list[EventRow]  # newest twenty, oldest first
     throughput: Throughput | None  # why it is as fast as it is; None before it has told its step times
     no_throughput: str = ""  # why its speed cannot be held against the run that was named for it
+    nodes: Sequence[NodeRow] = ()  # its hosts, where it has several
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def show(places: Places, selector: str, *, against: str | None = None) -> RunPag
             events=reader.events(run.id, limit=20),
             throughput=speed,
             no_throughput=no_speed,
+            nodes=reader.nodes(run.id),
         )
 
 
@@ -321,10 +324,7 @@ def exported_path(run: RunRow) -> str:
 
 
 def open_reader(places: Places, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Reader:
-    """The database for reading, and the logs without what their jobs were given in secret.
-
-    Raises StoreError for one that cannot be read.
-    """
+    """The database for reading, and the logs without what their jobs were given in secret. Raises StoreError."""
 
     def secrets_of(reader: Reader, run_id: str) -> Collection[str]:
         return _known(places.db, places.hosts_file).of(reader, run_id)

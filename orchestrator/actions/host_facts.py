@@ -127,8 +127,10 @@ def choose_gpus(
     host: str,
     promised: Mapping[str, str] = NOTHING,
     kind: Kind = Kind.TRAIN,
+    num_gpus: int | None = None,
 ) -> tuple[str, ...]:
-    """The GPUs a job gets, by UUID or index: those named, else the emptiest ones. None where the host has none.
+    """The GPUs a job gets, by UUID or index: those named, else the `num_gpus` emptiest (None: those of life.num_gpus).
+    None where the host has none.
 
     `promised`: GPU -> the live run that has it, though it may not show on the card yet. Raises GpuBusy when a named
     one is not there or promised, when too few are left, when somebody else holds one (listed by nvidia-smi or not), or
@@ -140,7 +142,10 @@ def choose_gpus(
     chosen = [_named(gpus, word, host) for word in wanted]
     _refuse_promised(chosen, promised, host)
     if not chosen:
-        chosen = _emptiest(gpus, promised, host, spec.life.num_gpus)
+        whole = spec.life.num_gpus
+        wants = whole if num_gpus is None else num_gpus
+        share = f", which is {wants} on each of {whole // wants} hosts" if wants < whole else ""
+        chosen = _emptiest(gpus, promised, host, wants, f"the recipe wants {whole} (life.num_gpus){share}")
     held = [line for gpu in chosen for line in (_holders(gpu) or unlisted(gpu, facts))]
     if held:
         told = "\n".join(f"  {line}" for line in held)
@@ -192,14 +197,14 @@ def capacity_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> 
 
 
 def _emptiest(
-    gpus: Sequence[Mapping[str, Any]], promised: Mapping[str, str], host: str, num_gpus: int
+    gpus: Sequence[Mapping[str, Any]], promised: Mapping[str, str], host: str, num_gpus: int, wish: str
 ) -> list[Mapping[str, Any]]:
     free = [gpu for gpu in gpus if _owner(gpu, promised) is None]
     if len(free) < num_gpus:
         runs = sorted({owner for gpu in gpus if (owner := _owner(gpu, promised))})
         taken = f", {len(gpus) - len(free)} of them promised to {_runs(runs)}" if runs else ""
         raise GpuBusy(
-            f"host {host} has {counted(len(gpus), 'GPU')}{taken}; the recipe wants {num_gpus} (life.num_gpus)"
+            f"host {host} has {counted(len(gpus), 'GPU')}{taken}; {wish}"
             + (f"\n  wait for them: draftyard wait {runs[0]}" if runs and len(gpus) >= num_gpus else "")
         )
     by_use = sorted(free, key=lambda gpu: (bool(gpu.get("processes")), gpu.get("used_bytes") or 0, gpu["index"]))

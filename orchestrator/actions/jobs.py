@@ -10,15 +10,19 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import gate
+from orchestrator.actions.commands import alike, train_commands, trainer_command
 from orchestrator.actions.history import open_reader
-from orchestrator.actions.order import Order, Settled, repair_command, settle, settle_stored
+from orchestrator.actions.lots import Lot, inspect, opened
+from orchestrator.actions.meeting import meet
+from orchestrator.actions.order import Order, Settled, repair_of_node, settle, settle_stored
 from orchestrator.actions.places import Places
-from orchestrator.actions.sending import Launched, Requirement, Task, inspect, resend, send
+from orchestrator.actions.sending import Launched, Requirement, Task, resend, send
 from orchestrator.actions.site import Site, open_site, ship_told
+from orchestrator.actions.spread import refuse_other_number
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, UsageError
 from orchestrator.launcher import taken_retry
@@ -72,6 +76,16 @@ def deploy(places: Places, order: Order, *, tell: Tell = silent) -> Deployed:
     return Deployed(order.host, done.hash, done.path, num_files, done.sent_files, done.sent_bytes, done.was_there)
 
 
+def rehearse_all(places: Places, order: Order, *, tell: Tell = silent) -> list[Rehearsal]:
+    """The same on each of several hosts, and whether their processes would meet."""
+    settled = _settled(places, order, tell, trains=True)
+    with opened(settled, tell) as lots:
+        found = [_rehearsal(places, lot.settled, lot.site, gate.required_rungs(settled.spec)) for lot in lots]
+        meeting = meet([lot.site for lot in lots], order.recipe)
+    tell(f"the hosts would meet at {meeting.address}, port {meeting.port}")
+    return found
+
+
 def rehearse(places: Places, order: Order, *, rungs: Sequence[str] | None = None, tell: Tell = silent) -> Rehearsal:
     """Looks at the host and asks the gate, as a launch would; `rungs` None means those that a launch requires."""
     settled = _settled(places, order, tell, trains=rungs is None)
@@ -83,10 +97,10 @@ def launch(places: Places, order: Order, *, tell: Tell = silent) -> Launched:
     """Gate, ship, start. Raises GateRefused (exit 3) with the one command that makes the evidence."""
     settled = _settled(places, order, tell, trains=True)
     spec = settled.spec
-    required = Requirement(gate.required_rungs(spec), repair_command(order, spec), order.force_reason)
+    required = Requirement(gate.required_rungs(spec), order.force_reason)
     if not required.rungs:
         tell(f"warning: {gate.UNTESTED_RECIPE}")
-    return send(places, settled, Task(Kind.TRAIN, _train_command(spec), required), tell=tell)
+    return send(places, settled, Task(Kind.TRAIN, train_commands(spec), required), tell=tell)
 
 
 def smoke(
@@ -107,7 +121,7 @@ def smoke(
         wanted = tuple(item.rung for item in found.verdict.unmet)
     if not wanted:
         return Climbed(None, (), found.fingerprint)
-    task = Task(Kind.SMOKE, _ladder_command(settled.spec, wanted, cap_bytes), cap_bytes=cap_bytes)
+    task = Task(Kind.SMOKE, alike(_ladder_command(settled.spec, wanted, cap_bytes)), cap_bytes=cap_bytes)
     return Climbed(send(places, settled, task, tell=tell), wanted, found.fingerprint)
 
 
@@ -126,14 +140,14 @@ def smoke_script(places: Places, order: Order, content: bytes, *, name: str, tel
     def command(place: Workplace, folder: str) -> tuple[str, ...]:
         return (place.python, "-m", "remote.rungs", folder, f"{Path(name).stem}={folder}/{name}")
 
-    return send(places, settled, Task(Kind.SCRIPT, command, before=before), tell=tell)
+    return send(places, settled, Task(Kind.SCRIPT, alike(command), before=before), tell=tell)
 
 
 def prepare(places: Places, order: Order, *, tell: Tell = silent) -> Launched:
     """Starts the job that makes answers and hidden states in the host's cache."""
     settled = _settled(places, order, tell)
     _only_bundled(settled.spec, Kind.PREPARE)
-    return send(places, settled, Task(Kind.PREPARE, _trainer_command("prepare")), tell=tell)
+    return send(places, settled, Task(Kind.PREPARE, alike(trainer_command("prepare"))), tell=tell)
 
 
 def evaluate(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
@@ -164,7 +178,7 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
             f"  once more all the same: draftyard mark {run.id} stopped WHY, then draftyard resume {run.id}"
         )
     settled = settle_stored(places, run, gpus=tuple(launched.get("named_gpus", ())))
-    return resend(places, settled, run, _train_command(settled.spec), retry=taken_retry(), tell=tell)
+    return resend(places, settled, run, train_commands(settled.spec), retry=taken_retry(), tell=tell)
 
 
 def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) -> Settled:
@@ -172,6 +186,8 @@ def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) 
     settled = settle(places, order)
     if trains and settled.lacking:
         raise UsageError("\n".join(settled.lacking))
+    for each in settled.each if trains else ():
+        refuse_other_number(each.spec, each.host.name, each.gpus, each.node.num_nodes)
     for name in settled.left_out:
         add = shlex.join(["git", "add", "-f", name])
         tell(f"warning: the recipe names {name}, which git ignores: it is not shipped; {add} ships it")
@@ -185,11 +201,11 @@ def _beside(places: Places, selector: str, kind: Kind, *, tell: Tell) -> Launche
     with open_reader(places) as reader:
         run = reader.run(selector)
         checkpoints = reader.checkpoints(run.id)
-    settled = settle_stored(places, run)
+    settled = replace(settle_stored(places, run), others=())  # its checkpoints lie on the first host alone
     _only_bundled(settled.spec, kind)
     if not checkpoints:
         raise DraftyardError(f"run {run.id} has no checkpoint; there is nothing to {kind}")
-    task = Task(kind, _trainer_command(kind), before=_checkpoints_of(run), parent=run)
+    task = Task(kind, alike(trainer_command(kind)), before=_checkpoints_of(run), parent=run)
     return send(places, settled, task, tell=tell)
 
 
@@ -211,10 +227,11 @@ def _rehearsal(
 ) -> Rehearsal:
     spec, tree, host = settled.spec, settled.tree, settled.host.name
     with open_reader(places) as reader:
-        gpus, mark = inspect(site, settled, lambda choose: choose(reader.promised_gpus(host)), cap_bytes=cap_bytes)
+        lot = Lot(settled, site)
+        gpus, mark = inspect(lot, lambda choose: choose(reader.promised_gpus(host)), cap_bytes=cap_bytes)
         rows = [row for row in reader.evidence(recipe=spec.recipe) if row.branch == spec.branch]
     found = gate.verdict(rungs, rows, mark)
-    repair = repair_command(settled.order, spec)
+    repair = repair_of_node(settled, gpus)
     return Rehearsal(host, mark.value, found, gpus, tree.hash, len(tree.entries), repair)
 
 
@@ -247,21 +264,6 @@ def _ladder_command(
         return (place.python, "-m", "remote.drafter", "smoke", folder, *rungs, *cap)
 
     return command
-
-
-def _train_command(spec: Spec) -> Callable[[Workplace, str], tuple[str, ...]]:
-    if isinstance(spec, ScriptSpec):
-        words = spec.command
-        return lambda place, _: tuple(place.python if word == "{python}" else word for word in words)
-    ranks = spec.roles.target + spec.roles.drafter
-    if ranks == 1:
-        return _trainer_command("train")
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    return lambda place, folder: (place.python, *launcher, "-m", "remote.drafter", "train", folder)
-
-
-def _trainer_command(job: str) -> Callable[[Workplace, str], tuple[str, ...]]:
-    return lambda place, folder: (place.python, "-m", "remote.drafter", job, folder)
 
 
 def _only_bundled(spec: Spec, kind: Kind) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.actions.history import find, open_reader
@@ -12,11 +12,11 @@ from orchestrator.actions.log_text import clean_lines, clean_texts, cut_to_lines
 from orchestrator.actions.places import Places
 from orchestrator.errors import UsageError
 from orchestrator.redact import redact_lines
-from orchestrator.store.logs import STREAMS, LogFolder
+from orchestrator.store.logs import STREAMS, LogFolder, name_of_log
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow
 
-__all__ = ["STREAMS", "Passage", "Tail", "Wish", "are_told_apart", "find", "passages", "raw"]
+__all__ = ["STREAMS", "Passage", "Tail", "Wish", "are_told_apart", "find", "outputs", "passages", "raw", "titled"]
 
 CHUNK_BYTES = 1024 * 1024
 LONGEST_TORN_BYTES = 8 * CHUNK_BYTES  # a line longer than this (a bar that never ends its line) is given in parts
@@ -62,7 +62,22 @@ def are_told_apart(places: Places, run: RunRow, wish: Wish) -> bool:
     """Whether more than stdout is wished for, and there."""
     with open_reader(places) as reader:
         attempt = wish.attempt or run.attempt
-        return len(wish.streams) > 1 and reader.logs.size_bytes(run.id, attempt, "stderr") > 0
+        further = [stream for stream in wish.streams if stream != "stdout"]
+        return len(wish.streams) > 1 and any(reader.logs.size_bytes(run.id, attempt, stream) for stream in further)
+
+
+def outputs(run: RunRow, wanted: Sequence[str], host: str | None = None) -> tuple[str, ...]:
+    """The names under which a run's outputs are kept: of each of its hosts, or of one. UsageError where it has no such."""
+    if host is not None and host not in run.hosts:
+        raise UsageError(f"run {run.id} is not on host {host}; it is on {' and '.join(run.hosts)}")
+    numbers = [number for number, name in enumerate(run.hosts) if host in (None, name)]
+    return tuple(name_of_log(stream, number) for number in numbers for stream in wanted)
+
+
+def titled(run: RunRow, output: str) -> str:
+    """`stderr`, or where a run has several hosts `stderr on gpu2`."""
+    stream, _, number = output.partition(".")
+    return f"{stream} on {run.hosts[int(number or 0)]}" if run.more_hosts else stream
 
 
 def _newest(found: Iterator[Passage], last: int) -> Iterator[Passage]:

@@ -12,13 +12,14 @@ import re
 import secrets
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.actions import recipes
 from orchestrator.actions.git_facts import GitFacts, git_facts
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.places import Places
+from orchestrator.actions.spread import ALONE, Node, gpus_each, refuse_uneven
 from orchestrator.errors import DraftyardError, UsageError
 from orchestrator.host import Host, Hosts, read_env_file
 from orchestrator.store.filter import check_tags
@@ -38,12 +39,17 @@ class Order:
     recipe: str
     branch: str | None = None
     host: str = "local"
+    more_hosts: tuple[str, ...] = ()  # those after the first, where the job runs on several
     overrides: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()  # index or UUID; empty: those of the host's entry, else all
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
     force_reason: str | None = None
     tags: tuple[str, ...] = ()
     run_id: str | None = None  # of the run, so that a second try of the same launch finds the first
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return (self.host, *self.more_hosts)
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,22 @@ class Settled:
     left_out: tuple[str, ...] = ()  # files here that the recipe names and git ignores: the job will not find them
     lacking: tuple[str, ...] = ()  # what the spec names as data and nobody has, a line each
     recipe: Mapping[str, str] = field(default_factory=dict)  # its file here and the hash of its content
+    others: tuple[Settled, ...] = ()  # the same for each host after the first
+    node: Node = ALONE
 
     @property
     def gpus(self) -> tuple[str, ...]:
         return self.order.gpus or self.host.gpus
+
+    @property
+    def num_gpus(self) -> int:
+        """Those that the job wants of this host."""
+        return gpus_each(self.spec, self.node.num_nodes)
+
+    @property
+    def each(self) -> tuple[Settled, ...]:
+        """By host, the first one first."""
+        return (self, *self.others)
 
 
 def settle(places: Places, order: Order) -> Settled:
@@ -84,7 +102,20 @@ def settle(places: Places, order: Order) -> Settled:
     environment = _environment(spec, host, order)
     lacking = tuple(f"{path}: {told}" for path, told in recipes.lacking_data(spec, recipe.folder))
     identity = recipes.identity(recipe)
-    return Settled(order, spec, host, tree, git_facts(source), environment, tuple(missed), lacking, identity)
+    refuse_uneven(spec, order.hosts)
+    settled = Settled(order, spec, host, tree, git_facts(source), environment, tuple(missed), lacking, identity)
+    return _on_all(places, settled)
+
+
+def _on_all(places: Places, settled: Settled) -> Settled:
+    """With what each further host has of its own: its entry, its environment, its place among them."""
+    order, num = settled.order, len(settled.order.hosts)
+    others = []
+    for number, name in enumerate(order.more_hosts, start=1):
+        host = find_host(places, name)
+        environment, node = _environment(settled.spec, host, order), Node(number, num)
+        others.append(replace(settled, host=host, env=environment, node=node))
+    return replace(settled, others=tuple(others), node=Node(0, num))
 
 
 def settle_stored(places: Places, run: RunRow, *, gpus: tuple[str, ...] = ()) -> Settled:
@@ -98,13 +129,13 @@ def settle_stored(places: Places, run: RunRow, *, gpus: tuple[str, ...] = ()) ->
         spec = parse(text, f"run {run.id}")
     except (ValueError, TypeError, AttributeError) as error:  # of another version, or brought from elsewhere
         raise DraftyardError(f"the stored spec of run {run.id} cannot be read: {error}; launch it anew") from error
-    order = Order(run.recipe, branch=run.branch, host=run.host, gpus=gpus)
+    order = Order(run.recipe, branch=run.branch, host=run.host, more_hosts=run.more_hosts, gpus=gpus)
     host = find_host(places, run.host)
     tree = bundled_tree()
     if isinstance(spec, DFlashSpec):
         with contextlib.suppress(UsageError):  # the recipe is gone, or another: its own data then has to be bundled
             tree = _trainer_tree(recipes.of_run(places, run, launch).folder, spec)
-    return Settled(order, spec, host, tree, git_facts(places.tree), _environment(spec, host, order))
+    return _on_all(places, Settled(order, spec, host, tree, git_facts(places.tree), _environment(spec, host, order)))
 
 
 def _words(spec: ScriptSpec) -> list[str]:
@@ -125,6 +156,14 @@ def repair_command(order: Order, spec: Spec) -> str:
     words += ["--gpus", ",".join(order.gpus)] if order.gpus else []
     words += [word for key in sorted(order.env) for word in ("--env", key)]
     return shlex.join(words)
+
+
+def repair_of_node(settled: Settled, gpus: tuple[str, ...]) -> str:
+    """The same for one host of several: its rungs are climbed on the cards of its share."""
+    order = settled.order
+    if settled.node.num_nodes > 1:
+        order = replace(order, host=settled.host.name, more_hosts=(), gpus=order.gpus or gpus)
+    return repair_command(order, settled.spec)
 
 
 def find_host(places: Places, name: str) -> Host:

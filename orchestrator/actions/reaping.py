@@ -51,4 +51,4 @@ def _ended(places: Places, host_name: str) -> set[str]:
     """Runs in the bin too: that nobody wants to see them frees no GPU."""
     with open_reader(places) as reader:
         runs = reader.runs("", kind=None) + reader.runs("", kind=None, removed=True)
-    return {run.id for run in runs if run.host == host_name and run.state.is_final}
+    return {run.id for run in runs if host_name in run.hosts and run.state.is_final}

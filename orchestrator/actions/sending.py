@@ -11,29 +11,40 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from orchestrator import gate
 from orchestrator.actions import life
 from orchestrator.actions.endings import first_line, outcome
-from orchestrator.actions.host_facts import capacity_of, choose_gpus, gate_facts, require, versions
-from orchestrator.actions.order import Settled, new_id
+from orchestrator.actions.host_facts import capacity_of, require, versions
+from orchestrator.actions.lots import (
+    Lot,
+    choice,
+    inspect,
+    opened,
+    refuse_leftovers,
+    refuse_lost_checkpoints,
+    refuse_unlike,
+)
+from orchestrator.actions.meeting import Meeting, meet
+from orchestrator.actions.order import Settled, new_id, repair_of_node
 from orchestrator.actions.places import Places
 from orchestrator.actions.plans import plan_body
-from orchestrator.actions.site import Site, open_site, ship_told
+from orchestrator.actions.site import Site, ship_told
+from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, GateRefused, RunNotFound, StoreError, UsageError
-from orchestrator.launch import Job, find_processes, start
+from orchestrator.launch import Job, Part, start_all
 from orchestrator.launcher import this_process
 from orchestrator.store.rows import Document, Kind, NewRun, RunRow, State
-from orchestrator.store.run_states import Choose
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
 from remote.plan import plan
 from remote.spec import DFlashSpec, Spec, dump
 
 Command = Callable[[Workplace, str], tuple[str, ...]]  # (workplace, run folder) -> argv of the job
-Take = Callable[[Choose], tuple[str, ...]]  # tells the choice which GPUs are promised, and keeps what it takes
+Commands = Callable[[Node, Meeting | None], Command]  # each host's, where they meet if there are several
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,6 @@ class Requirement:
     """What the gate wants before a launch, and what a person said to go past it."""
 
     rungs: tuple[str, ...]
-    repair: str  # the one command that makes missing evidence
     force_reason: str | None = None
 
 
@@ -50,7 +60,7 @@ class Task:
     """What a job does, apart from where."""
 
     kind: Kind
-    command: Command
+    commands: Commands
     requirement: Requirement | None = None
     before: Callable[[Site, str], None] | None = None  # (site, run folder), just before the start
     parent: RunRow | None = None
@@ -67,6 +77,7 @@ class Launched:
     run_dir: str
     sent_bytes: int = 0
     unmet: tuple[gate.RungStanding, ...] = ()  # what --force went past
+    more_hosts: tuple[str, ...] = ()
 
 
 def send(places: Places, settled: Settled, task: Task, *, tell: Tell = silent) -> Launched:
@@ -76,10 +87,8 @@ def send(places: Places, settled: Settled, task: Task, *, tell: Tell = silent) -
         run, is_ours = _begin(store, new)
         if not is_ours:
             return _adopted(store, run, new, tell)
-        with outcome(store, run.id, attempt=0, tell=tell):
-            tell(f"looking at {settled.host.name}")
-            with open_site(settled.host) as site:
-                return _on_site(store, run, settled, task, site, tell=tell)
+        with outcome(store, run.id, attempt=0, tell=tell), opened(settled, tell) as lots:
+            return _on_sites(store, run, task, lots, tell=tell)
 
 
 def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:
@@ -117,7 +126,7 @@ def _is_told_the_same(store: Store, run: RunRow, new: NewRun) -> bool:
 
 def _adopted(store: Store, run: RunRow, new: NewRun, tell: Tell) -> Launched:
     """The run of an earlier try of the same launch, whose reply was lost. Raises UsageError when it is another one."""
-    if run.host != new.host or not _is_told_the_same(store, run, new):
+    if (run.host, run.more_hosts) != (new.host, new.more_hosts) or not _is_told_the_same(store, run, new):
         told = f"run {run.id} is there already: {run.recipe}, branch {run.branch}, on {run.host}, or with other values"
         raise UsageError(f"{told}; give this one another --id (draftyard show {run.id} tells more)")
     if run.state.is_final and run.state is not State.SUCCEEDED:
@@ -128,100 +137,69 @@ def _adopted(store: Store, run: RunRow, new: NewRun, tell: Tell) -> Launched:
 
 
 def resend(
-    places: Places, settled: Settled, run: RunRow, command: Command, *, retry: int | None = None, tell: Tell = silent
+    places: Places, settled: Settled, run: RunRow, commands: Commands, *, retry: int | None = None, tell: Tell = silent
 ) -> Launched:
-    """One more attempt of a run, with the tree it was launched with. Until the attempt is made, nothing is written.
+    """One more attempt of a run, with the tree it was launched with, on the hosts it had. Until the attempt is made,
+    nothing is written.
 
     `retry`: the wish that it carries out.
     """
-    with Store(places.db) as store, _followed(places, store, tell):
-        tell(f"looking at {settled.host.name}")
-        with open_site(settled.host) as site:
-            require(site.facts, settled.spec, host=run.host, python=site.place.python)
-            assert run.tree_hash is not None
-            tree = site.place.tree_dir(run.tree_hash)
-            if site.shell.stat(tree) is None:
+    with Store(places.db) as store, _followed(places, store, tell), opened(settled, tell) as lots:
+        assert run.tree_hash is not None
+        trees = []
+        for lot in lots:
+            require(lot.site.facts, settled.spec, host=lot.name, python=lot.site.place.python)
+            trees.append(lot.site.place.tree_dir(run.tree_hash))
+            if lot.site.shell.stat(trees[-1]) is None:
                 raise DraftyardError(
-                    f"host {run.host} no longer has the tree {run.tree_hash[:16]} of run {run.id}; launch anew"
+                    f"host {lot.name} no longer has the tree {run.tree_hash[:16]} of run {run.id}; launch anew"
                 )
-            _refuse_leftovers(store, site, run)
-            _refuse_lost_checkpoints(site, run, [row.path for row in store.reader.checkpoints(run.id)])
-            choose = _choice(site, settled, run.kind)
-            attempt = store.new_attempt(run.id, after=run.attempt, retry=retry, launcher=this_process(), choose=choose)
-            return _start(store, site, settled, run, attempt, (command, tree), tell=tell)
-
-
-def inspect(
-    site: Site, settled: Settled, take: Take, *, kind: str = Kind.TRAIN, cap_bytes: int | None = None
-) -> tuple[tuple[str, ...], gate.Fingerprint]:
-    """The GPUs the job gets and the fingerprint of what would run. Raises MissingDependency or GpuBusy."""
-    require(site.facts, settled.spec, host=settled.host.name, python=site.place.python)
-    gpus = take(_choice(site, settled, kind))
-    facts = gate_facts(site.facts, gpus)
-    mark = gate.fingerprint(settled.spec, tree_hash=settled.tree.hash, host=facts, env=settled.env, cap_bytes=cap_bytes)
-    return gpus, mark
-
-
-def _choice(site: Site, settled: Settled, kind: str) -> Choose:
-    def choose(promised: Mapping[str, str]) -> tuple[str, ...]:
-        name = settled.host.name
-        return choose_gpus(site.facts, settled.gpus, settled.spec, host=name, promised=promised, kind=Kind(kind))
-
-    return choose
-
-
-def _refuse_leftovers(store: Store, site: Site, run: RunRow) -> None:
-    """What outlived an earlier attempt would write into the same checkpoints.
-
-    What another start has begun meanwhile is no leftover, and nobody is told to end it: `new_attempt` refuses this one.
-    """
-    found = find_processes(site.shell, site.place, run_ids=[run.id])
-    now = store.reader.run(run.id)  # after the look: an attempt is written before it has processes
-    if found and now.state.is_final and now.attempt == run.attempt:
-        pids = ", ".join(str(item.pid) for item in found)
-        raise DraftyardError(
-            f"run {run.id} still has processes of an earlier attempt on host {run.host}: pid {pids}\n"
-            f"  end them first: draftyard reap {run.host}"
+            refuse_leftovers(store, lot.site, run)
+        refuse_lost_checkpoints(lots[0].site, run, [row.path for row in store.reader.checkpoints(run.id)])
+        attempt = store.new_attempt(
+            run.id, after=run.attempt, retry=retry, launcher=this_process(), choose=choice(lots[0], run.kind)
         )
+        with outcome(store, run.id, attempt=attempt, tell=tell):
+            for lot in lots[1:]:
+                store.promise_gpus(run.id, choice(lot, run.kind), host=lot.name)
+        return _start(store, lots, run, attempt, (commands, trees), tell=tell)
 
 
-def _refuse_lost_checkpoints(site: Site, run: RunRow, paths: Sequence[str]) -> None:
-    """A resume that finds none of them would begin at step 0 without a word."""
-    folder = site.place.run_dir(run.id)
-    if paths and not any(site.shell.stat(f"{folder}/{path}") for path in reversed(paths)):
-        raise DraftyardError(
-            f"host {run.host} has none of the {len(paths)} checkpoints of run {run.id} any more; a resume would begin "
-            f"anew\n  launch it anew: draftyard launch {run.recipe} -b {run.branch} --host {run.host}"
+def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tell: Tell) -> Launched:
+    unmet: tuple[gate.RungStanding, ...] = ()
+    for lot in lots:
+        host = None if lot is lots[0] else lot.name
+        gpus, mark = inspect(
+            lot, partial(store.promise_gpus, run.id, host=host), kind=task.kind, cap_bytes=task.cap_bytes
         )
-
-
-def _on_site(store: Store, run: RunRow, settled: Settled, task: Task, site: Site, *, tell: Tell) -> Launched:
-    gpus, mark = inspect(
-        site, settled, lambda choose: store.promise_gpus(run.id, choose), kind=task.kind, cap_bytes=task.cap_bytes
-    )
-    unmet = _ask_the_gate(store, settled, task, mark)
-    _describe(store, run, settled, site, mark, gpus)
-    shipped = ship_told(site, settled.tree, tell)
+        unmet += tuple(item for item in _ask_the_gate(store, lot, task, mark, gpus) if item not in unmet)
+        if host is None:
+            _describe(store, run, lot.settled, lot.site, mark, gpus)
+        refuse_unlike(lots[0], lot)
+    store.place_nodes(run.id, [lot.site.place.work_dir for lot in lots])
+    shipped = [ship_told(lot.site, lot.settled.tree, tell) for lot in lots]
     if task.before is not None:
-        task.before(site, site.place.run_dir(run.id))
+        task.before(lots[0].site, lots[0].site.place.run_dir(run.id))
     tell(f"starting run {run.id}: {run.recipe}, branch {run.branch}")
-    launched = _start(store, site, settled, run, store.new_attempt(run.id), (task.command, shipped.path), tell=tell)
-    return dataclasses.replace(launched, sent_bytes=shipped.sent_bytes, unmet=unmet)
+    what = (task.commands, [done.path for done in shipped])
+    launched = _start(store, lots, run, store.new_attempt(run.id), what, tell=tell)
+    return dataclasses.replace(launched, sent_bytes=sum(done.sent_bytes for done in shipped), unmet=unmet)
 
 
-def _ask_the_gate(store: Store, settled: Settled, task: Task, mark: gate.Fingerprint) -> tuple[gate.RungStanding, ...]:
+def _ask_the_gate(
+    store: Store, lot: Lot, task: Task, mark: gate.Fingerprint, gpus: tuple[str, ...]
+) -> tuple[gate.RungStanding, ...]:
     wanted = task.requirement
     if wanted is None:
         return ()
-    spec = settled.spec
+    spec = lot.settled.spec
     rows = [row for row in store.reader.evidence(recipe=spec.recipe) if row.branch == spec.branch]
     found = gate.verdict(wanted.rungs, rows, mark)
     if found.is_allowed or wanted.force_reason is not None:
         return found.unmet
     told = "\n".join(f"  {line}" for line in gate.explain(found.unmet))
-    raise GateRefused(
-        f"{spec.recipe}, branch {spec.branch}, may not be launched on {settled.host.name}:\n{told}", wanted.repair
-    )
+    repair = repair_of_node(lot.settled, gpus)
+    raise GateRefused(f"{spec.recipe}, branch {spec.branch}, may not be launched on {lot.name}:\n{told}", repair)
 
 
 def _describe(
@@ -250,38 +228,58 @@ def _describe(
 
 def _start(
     store: Store,
-    site: Site,
-    settled: Settled,
+    lots: Sequence[Lot],
     run: RunRow,
     attempt: int,
-    what: tuple[Command, str],
+    what: tuple[Commands, Sequence[str]],
     *,
     tell: Tell,
 ) -> Launched:
-    command, tree = what
-    folder, life_spec = site.place.run_dir(run.id), settled.spec.life
+    """On every host; `what`: the commands, and the tree on each."""
     with outcome(store, run.id, attempt=attempt, tell=tell) as doubt:
-        job = Job(
-            run_id=run.id,
-            kind=run.kind,
-            attempt=attempt,
-            argv=command(site.place, folder),
-            spec_json=dump(settled.spec),
-            cwd=tree,
-            env=settled.env,
-            gpus=tuple(json.loads(store.reader.document(run.id, Document.LAUNCH) or "{}").get("gpus", ())),
-            grace_s=life_spec.grace_s,
-            max_duration_s=life_spec.max_duration_s,
-            memory_limit_bytes=life_spec.memory_limit_bytes,
-            facts={"recipe": run.recipe, "branch": run.branch},
-        )
+        meeting = meet([lot.site for lot in lots], run.id) if len(lots) > 1 else None
+        if meeting is not None:
+            tell(f"the hosts meet at {meeting.address}, port {meeting.port}")
+        gpus = store.reader.gpus_by_host(run.id)
+        parts = [
+            _part(lot, run, attempt, what[0], tree, meeting, gpus) for lot, tree in zip(lots, what[1], strict=True)
+        ]
 
         def before_spawn() -> None:
             store.set_up(run.id, attempt)
             doubt.may_live = True  # last of all: whatever breaks off before this line has started nothing
 
-        start(site.shell, site.place, job, before_spawn=before_spawn)
-    return Launched(run.id, attempt, site.host.name, folder)
+        start_all(parts, before_spawn=before_spawn)
+    return Launched(run.id, attempt, lots[0].name, parts[0].run_dir, more_hosts=tuple(lot.name for lot in lots[1:]))
+
+
+def _part(
+    lot: Lot,
+    run: RunRow,
+    attempt: int,
+    commands: Commands,
+    tree: str,
+    meeting: Meeting | None,
+    gpus: Mapping[str, tuple[str, ...]],
+) -> Part:
+    site, node, life_spec = lot.site, lot.settled.node, lot.settled.spec.life
+    job = Job(
+        run_id=run.id,
+        kind=run.kind,
+        attempt=attempt,
+        argv=commands(node, meeting)(site.place, site.place.run_dir(run.id)),
+        spec_json=dump(lot.settled.spec),
+        cwd=tree,
+        env=lot.settled.env,
+        gpus=gpus.get(lot.name, ()),
+        grace_s=life_spec.grace_s,
+        max_duration_s=life_spec.max_duration_s,
+        memory_limit_bytes=life_spec.memory_limit_bytes,
+        facts={"recipe": run.recipe, "branch": run.branch},
+        node=node.number,
+        variables={} if meeting is None else meeting.variables(node.number),
+    )
+    return Part(site.shell, site.place, job)
 
 
 @contextmanager
@@ -317,6 +315,7 @@ def _row(settled: Settled, task: Task) -> NewRun:
         recipe=spec.recipe,
         branch=spec.branch,
         host=settled.host.name,
+        more_hosts=tuple(each.host.name for each in settled.others),
         documents=documents,
         num_steps=_num_steps(spec) if task.kind is Kind.TRAIN else None,
         git_commit=git.commit,

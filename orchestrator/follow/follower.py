@@ -27,6 +27,7 @@ from pathlib import Path
 from orchestrator.errors import DraftyardError, HostError, StoreError
 from orchestrator.follow.alerts import AlertThread, Post, webhook
 from orchestrator.follow.lease import lease, lock_file
+from orchestrator.follow.nodes import live_hosts
 from orchestrator.follow.threads import AFTER_FAULT_S, Connect, HostThread, Resume, RetryThread, retries
 from orchestrator.host import Hosts
 from orchestrator.known import Known
@@ -77,7 +78,7 @@ class Follower:
                 thread.join()  # facts from hosts are written under the lease alone; a look's own time limits end it
 
     def _look_after_hosts(self, reader: Reader, threads: dict[str, HostThread], over: threading.Event) -> None:
-        for host in {run.host for run in reader.live_runs()}:
+        for host in live_hosts(reader):
             if host not in threads or not threads[host].is_wanted:
                 threads[host] = HostThread(self.db, host, self.connect_to, over, self.secrets_of)
                 threads[host].start()

@@ -8,25 +8,21 @@ decided holds for the attempt that was looked at. No transaction is open while t
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestrator import launch, launcher
 from orchestrator.errors import DraftyardError, HostError
-from orchestrator.failure import UNEXPLAINED, Failure, Findings, Told, causes
+from orchestrator.follow import nodes
 from orchestrator.follow.desk import Desk
+from orchestrator.follow.ending import conclude_all, end_part, end_with_cause, rules_of, writers
 from orchestrator.follow.notices import clock_offset_s, note_clock, notice, on_this_clock
-from orchestrator.follow.status import GONE_S, Known, Rules, Verdict, judge, still_held
-from orchestrator.follow.streams import AttemptPlace, Caught, catch_up, torn_bytes, unread_names
+from orchestrator.follow.status import GONE_S, Known, Verdict, judge
+from orchestrator.follow.streams import AttemptPlace, Caught, catch_up
 from orchestrator.observe import Evidence, observe
-from orchestrator.redact import redact, redact_tree
 from orchestrator.shell.stream import StreamShell
-from orchestrator.store.ingest import SUPERVISOR
-from orchestrator.store.rows import AttemptRow, Document, FailureRow, IntentRow, Kind, Reason, RunRow, State
-from orchestrator.units import counted
+from orchestrator.store.ingest import is_supervisor
+from orchestrator.store.rows import AttemptRow, Document, IntentRow, Reason, RunRow, State
 from orchestrator.workplace import Workplace
 
 NEVER_STARTED_S = 3600.0  # a launch of which nobody can tell whether it lives has died by then, if it got nowhere
@@ -34,8 +30,6 @@ LATE_S = 30.0  # after the grace: by then a supervisor that works has killed its
 STEPS_FOR_MEDIAN = 50
 ALL_LOG_BYTES = 2**62
 MAX_LAST_LOOKS = 20
-LOG_TAIL_BYTES = 512 * 1024
-LIFE = ("start_timeout_s", "stall_factor", "grace_s", "retries", "retry_on")  # what the recipe's life decides here
 
 
 @dataclass(frozen=True)
@@ -52,8 +46,13 @@ def settle_unstarted(desk: Desk, run: RunRow) -> bool:
     Ends it where that is known. Asks no host, so it works for one that does not answer.
     """
     is_on_host = run.workdir is not None and run.attempt > 0
+    if run.more_hosts and is_on_host and nodes.end_of(desk.reader, run):
+        conclude_all(desk, run)
+        return True
     if is_on_host and run.state is not State.PENDING:
         return False
+    if run.node > 0:  # the first host's thread speaks for all
+        return True
     verdict = _unstarted(desk, run, is_on_host=is_on_host)
     if verdict is not None:
         desk.store.set_state(
@@ -88,6 +87,7 @@ def look(desk: Desk, shell: StreamShell, run: RunRow) -> Looked:
         _carry_out_stops(desk, shell, run, Evidence.nothing())
         raise
     _carry_out_stops(desk, shell, run, seen)
+    _stop_lonely(desk, shell, run, seen)
     note_clock(desk, run.host, seen, asked_s=asked_s)
     caught = _bring_in(desk, shell, run, seen)
     if caught.num_events:
@@ -111,9 +111,11 @@ def _carry_out_stops(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence
     for wish in desk.reader.intents(run.id):
         if wish.kind != "stop" or seen.exit is not None:
             continue  # where no supervisor has come yet, the wish waits for it in the attempt's folder
-        grace_s = _rules_of(desk, run).grace_s if wish.grace_s is None else wish.grace_s
+        grace_s = rules_of(desk, run).grace_s if wish.grace_s is None else wish.grace_s
         what = f"{run.id} {run.attempt} {_stop_text(wish)}"
         is_said = run.state == State.STOPPING and run.evidence == _stop_text(wish)
+        if run.more_hosts:  # the run's state says nothing of this host; a stop that is written twice is one
+            is_said = f"{what} {run.node}" in desk.stops_left
         if is_said:  # perhaps by a follower before this one
             desk.wished_up_s.setdefault(what, seen.uptime_s)
         if _is_orphaned(desk, run, seen) or (seen.supervisor_alive and _lies_s(desk, what, seen) > grace_s + LATE_S):
@@ -123,8 +125,30 @@ def _carry_out_stops(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence
         if is_said or (seen.attempt is None and seen.job_alive):  # a folder that is away must not be made anew
             continue
         launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s)
+        desk.stops_left.add(f"{what} {run.node}")
         desk.wished_up_s.setdefault(what, math.inf)  # the next look begins to count
         desk.store.set_state(run.id, State.STOPPING, reason=Reason.USER, evidence=_stop_text(wish), attempt=run.attempt)
+
+
+def _stop_lonely(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence) -> None:
+    """Ends a part of a run over several hosts some time after another one has fallen, unless it has ended by itself."""
+    other = nodes.fallen(desk.reader, run) if run.more_hosts else None
+    what = f"{run.id} {run.attempt} {run.node} is lonely"
+    if other is None or seen.exit is not None or what in desk.stops_left:
+        return
+    since_s = desk.first_seen_s.setdefault(what, desk.monotonic())
+    if desk.monotonic() - since_s < nodes.patience_s(desk.reader, run, other):
+        return
+    grace_s = min(rules_of(desk, run).grace_s, nodes.LONELY_GRACE_S)
+    if seen.supervisor_alive:
+        launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s)
+    elif seen.job_alive:
+        python = str((seen.supervisor or {}).get("python") or "python3")
+        name = launch.attempt_name(run.id, run.attempt)
+        launch.reap(shell, Workplace(str(run.workdir), python, ""), names=[name])
+    desk.stops_left.add(what)
+    text = f"host {run.host} is stopped: host {other.host} has ended ({other.verdict.evidence})"
+    desk.store.add_event(run.id, "note", text)
 
 
 def _is_orphaned(desk: Desk, run: RunRow, seen: Evidence) -> bool:
@@ -163,10 +187,11 @@ def _bring_in(
     log_bytes: int | None = None,
 ) -> Caught:
     where = f"{folder or run_folder(run)}/attempts/{run.attempt}"
-    place = AttemptPlace(run.id, run.attempt, where, clock_offset_s(desk, run.host))
+    place = AttemptPlace(run.id, run.attempt, where, clock_offset_s(desk, run.host), run.node)
     limit = {} if log_bytes is None else {"log_bytes": log_bytes}
     caught = catch_up(desk.store, shell, place, seen.files, desk.doubts, **limit)
-    _note_facts(desk, run, seen)
+    if run.node == 0:
+        _note_facts(desk, run, seen)
     return caught
 
 
@@ -182,7 +207,7 @@ def conclude(desk: Desk, run: RunRow, seen: Evidence) -> None:
     """Judges the newest attempt of a run whose bytes are all here."""
     verdict = _judge(desk, run, seen)
     if verdict is not None and verdict.state.is_final:
-        _end_with_cause(desk, run, seen, verdict)
+        end_with_cause(desk, run, seen, verdict)
 
 
 def _note_facts(desk: Desk, run: RunRow, seen: Evidence) -> None:
@@ -214,19 +239,22 @@ def _attempt(desk: Desk, run: RunRow) -> AttemptRow:
 
 
 def _judge(desk: Desk, run: RunRow, seen: Evidence) -> Verdict | None:
-    attempt = _attempt(desk, run)
+    attempt, streams = _attempt(desk, run), desk.reader.streams(run.id)
+    if run.more_hosts:
+        attempt = nodes.own_part(attempt, writers(seen), streams, desk.reader.events(run.id, kinds=["final"]))
     steps = desk.reader.metric_values(run.id, "step_s", attempt=run.attempt, rank=0, last=STEPS_FOR_MEDIAN)
-    streams = [row for row in desk.reader.streams(run.id) if row.attempt == run.attempt]
     known = Known(
         run=desk.reader.run(run.id),
         attempt=attempt,
         stop_was_asked=any(wish.kind == "stop" for wish in desk.reader.intents(run.id)),
-        num_job_events=sum(row.last_seq for row in streams if row.writer != SUPERVISOR),
+        num_job_events=sum(
+            row.last_seq for row in streams if row.attempt == run.attempt and not is_supervisor(row.writer)
+        ),
         step_seconds=[value.value for value in steps],
         waited_s=_age_s(desk, f"{run.id} {run.attempt}", attempt.created_s),
         gone_s=_gone_s(desk, run, seen),
     )
-    return judge(on_this_clock(seen, clock_offset_s(desk, run.host)), known, _rules_of(desk, run))
+    return judge(on_this_clock(seen, clock_offset_s(desk, run.host)), known, rules_of(desk, run))
 
 
 def _gone_s(desk: Desk, run: RunRow, seen: Evidence) -> float:
@@ -244,16 +272,9 @@ def _age_s(desk: Desk, what: str, since_s: float) -> float:
     return max(desk.clock() - since_s, desk.monotonic() - first_s)
 
 
-def _rules_of(desk: Desk, run: RunRow) -> Rules:
-    spec = json.loads(desk.reader.document(run.id, Document.SPEC) or "{}")
-    life = spec.get("life") or {}
-    known = {name: life[name] for name in LIFE if name in life}
-    return Rules(is_script=spec.get("entry") == "script" or run.kind == "script", **known)
-
-
 def _apply(desk: Desk, run: RunRow, verdict: Verdict | None) -> None:
     """Writes a live state only when it is news: a write takes the database's one lock."""
-    if verdict is None:
+    if verdict is None or run.node > 0:  # of several hosts the first one speaks while the run lives
         return
     now = desk.reader.run(run.id)
     if (now.state, now.reason) != (verdict.state, verdict.reason):
@@ -274,104 +295,10 @@ def _settle(desk: Desk, shell: StreamShell, run: RunRow, caught: Caught) -> Look
             return Looked(caught)
         if more.is_complete and more.num_events == 0 and more.num_log_bytes == 0:
             if seen.supervisor_alive:  # it came up too late; nobody waits for it any more
-                launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=_rules_of(desk, run).grace_s)
-            _end_with_cause(desk, run, seen, verdict, may_retry=True)
+                launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=rules_of(desk, run).grace_s)
+            if run.more_hosts:
+                end_part(desk, run, seen, verdict)
+            else:
+                end_with_cause(desk, run, seen, verdict, may_retry=True)
             return Looked(caught, has_ended=True)
     return Looked(caught)
-
-
-def _end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *, may_retry: bool = False) -> None:
-    """The last word on the attempt, unless it had ended already or a newer one was made meanwhile."""
-    failures = causes(_findings(desk, run, seen.exit)) if verdict.needs_cause else []
-    if verdict.state is State.STOPPED:  # an exit status that nothing explains is no news of what was told to end
-        failures = [item for item in failures if item.kind != UNEXPLAINED]
-    reason, evidence = verdict.reason, verdict.evidence
-    if failures:
-        desk.store.replace_failures(
-            run.id, run.attempt, [_failure_row(run, item, i) for i, item in enumerate(failures)]
-        )
-        first = failures[0]
-        if first.reason is not None and verdict.state is not State.STOPPED:
-            reason = first.reason
-        evidence = f"{evidence}; {redact(first.message)}"
-    held = _still_held(desk, run, seen)
-    if held:
-        evidence = f"{evidence}; {held}"
-    has_ended = desk.store.set_state(
-        run.id,
-        verdict.state,
-        reason=reason,
-        evidence=evidence,
-        ended_s=verdict.ended_s,
-        attempt=run.attempt,
-        wish="retry" if may_retry and _wants_retry(desk, run, verdict.state, reason) else None,
-    )
-    if has_ended:
-        _say_torn(desk, run, seen)
-
-
-def _say_torn(desk: Desk, run: RunRow, seen: Evidence) -> None:
-    """A record cut off by a kill, a full disk or a disk pulled out too early."""
-    for writer, size in torn_bytes(desk.store, AttemptPlace(run.id, run.attempt, ""), seen.files).items():
-        text = f"the last record of {writer} is cut off after {size} bytes; what it said is lost"
-        desk.store.add_event(run.id, "bad_line", text)
-    unread = unread_names(seen.files)
-    if unread:
-        text = f"{counted(len(unread), 'events file')} not read, {unread[0]!a} first: no Reporter takes such a writer"
-        desk.store.add_event(run.id, "bad_line", text)
-
-
-def _still_held(desk: Desk, run: RunRow, seen: Evidence) -> str:
-    """Memory is back when the driver says so, not when a process is gone: it may hang in the driver, or leave a child."""
-    if not (seen.exit or {}).get("gpus"):
-        return ""
-    before = desk.reader.gpu_use_at_first(run.id, run.attempt)
-    launched = json.loads(desk.reader.document(run.id, Document.LAUNCH) or "{}")
-    return still_held(seen.exit, before, launched.get("gpus", ()))
-
-
-def _wants_retry(desk: Desk, run: RunRow, state: State, reason: str | None) -> bool:
-    """The recipe's own wish: so many more attempts, for these reasons (`exit` also means exit:3)."""
-    if state not in (State.FAILED, State.LOST) or run.kind != Kind.TRAIN:  # in a reboot it is lost
-        return False
-    rules = _rules_of(desk, run)
-    word = (reason or "").split(":")[0]
-    return run.attempt <= rules.retries and word in rules.retry_on
-
-
-def _findings(desk: Desk, run: RunRow, exit_file: Mapping[str, Any] | None) -> Findings:
-    told = [
-        Told(writer=row.writer, at_s=row.at_s, fields=row.fields)
-        for row in desk.reader.events(run.id, kinds=["failure"])
-        if row.attempt == run.attempt
-    ]
-    return Findings(
-        told=told,
-        stderr=_tail(desk, run, "stderr"),
-        stdout=_tail(desk, run, "stdout"),
-        exit_file=exit_file or {},
-    )
-
-
-def _tail(desk: Desk, run: RunRow, stream: str) -> str:
-    """Its newest end, without the secrets that are known here."""
-    logs = desk.reader.logs
-    start = max(0, logs.size_bytes(run.id, run.attempt, stream) - LOG_TAIL_BYTES)
-    return logs.read(run.id, run.attempt, stream, offset=start, size=LOG_TAIL_BYTES).decode("utf-8", "replace")
-
-
-def _failure_row(run: RunRow, found: Failure, place: int) -> FailureRow:
-    return FailureRow(
-        run_id=run.id,
-        attempt=run.attempt,
-        kind=found.kind,
-        message=redact(found.message),
-        hint=found.hint,
-        source=found.source,
-        stage=found.stage,
-        step=found.step,
-        traceback=redact(found.traceback),
-        facts=redact_tree(found.facts),
-        at_s=found.at_s,
-        is_first_cause=place == 0,
-    )

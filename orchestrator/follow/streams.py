@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator.shell import Shell
 from orchestrator.store.event_rows import MAX_EXCERPT, BadLine
 from orchestrator.store.ingest import StreamBatch
-from orchestrator.store.logs import STREAMS
+from orchestrator.store.logs import STREAMS, name_of_log
 from orchestrator.store.position import StreamPosition
 from orchestrator.store.writes import Store
 from remote.rundir import writer_of
@@ -50,6 +50,7 @@ class AttemptPlace:
     attempt: int
     folder: str  # absolute path on the host
     clock_offset_s: float = 0.0  # the host's clock minus this machine's
+    node: int = 0  # of a run over several hosts: of whose outputs these are
 
 
 @dataclass(frozen=True)
@@ -327,9 +328,10 @@ def _salvage(line: bytes) -> Event:
 def _catch_up_log(
     store: Store, shell: Shell, place: AttemptPlace, stream: str, files: Sequence[RemoteFile], limit: int
 ) -> Caught:
+    current, stream = f"{stream}.log", name_of_log(stream, place.node)
     position = store.position(place.run_id, place.attempt, stream)
     brought, is_complete = 0, True
-    for file in _unread_logs(files, position, f"{stream}.log"):
+    for file in _unread_logs(files, position, current):
         if str(file.inode) != position.identity or file.size_bytes < position.offset_bytes:
             position = replace(position, identity=str(file.inode), offset_bytes=0)
         while position.offset_bytes < file.size_bytes:

@@ -19,6 +19,7 @@ from orchestrator.errors import DraftyardError, HostError, RunNotFound
 from orchestrator.follow import importing
 from orchestrator.follow.complaints import Complaints
 from orchestrator.follow.desk import Desk
+from orchestrator.follow.nodes import views_on
 from orchestrator.follow.one_run import Looked, look, settle_unstarted
 from orchestrator.shell.stream import StreamShell
 from orchestrator.store.reads import Reader, SecretsOf
@@ -92,7 +93,7 @@ class HostThread(Worker):
             desk = Desk(store, reader, time.time)
             while not self._ending.is_set():
                 asked = _asked(reader, self._host)
-                live = [run for run in reader.live_runs() if run.host == self._host]
+                live = views_on(reader, self._host, reader.live_runs())
                 if not live:
                     break
                 self._pass_over(desk, live)
@@ -132,7 +133,7 @@ class HostThread(Worker):
                 continue
             version = newest
             if self._backoff_s:
-                self._of_the_host(desk, [run for run in desk.reader.live_runs() if run.host == self._host])
+                self._of_the_host(desk, views_on(desk.reader, self._host, desk.reader.live_runs()))
             elif _asked(desk.reader, self._host) - asked:
                 return
 
@@ -175,7 +176,7 @@ class HostThread(Worker):
 def _asked(reader: Reader, host: str) -> set[Asked]:
     """The live runs of a host with the start they are at, and the graces of the stops that are wished."""
     wishes = {wish.run_id: wish.grace_s or 0.0 for wish in reader.intents() if wish.kind == "stop"}
-    live = [run for run in reader.live_runs() if run.host == host]
+    live = views_on(reader, host, reader.live_runs())
     return {(run.id, run.attempt, run.state is State.PENDING, wishes.get(run.id)) for run in live}
 
 

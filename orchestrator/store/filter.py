@@ -262,6 +262,13 @@ def _tag(value: str) -> Condition:
     return Condition(f"EXISTS (SELECT 1 FROM tags WHERE run_key = r.key AND {inner.sql})", inner.parameters)
 
 
+def _host(value: str) -> Condition:
+    """Any of its hosts, where a run has several."""
+    first, further = _alternatives("r.host", value), _alternatives("host", value)
+    sql = f"({first.sql} OR EXISTS (SELECT 1 FROM nodes WHERE run_key = r.key AND {further.sql}))"
+    return Condition(sql, first.parameters + further.parameters)
+
+
 def point_in_time_s(value: str, *, now_s: float) -> float:
     """`7d` or `90m` before now, a date (UTC) or an RFC 3339 time, as seconds since the epoch. Raises ValueError."""
     age = _AGE.match(value)
@@ -285,7 +292,7 @@ FIELDS: dict[str, Callable[[str, float], Condition]] = {
     "id": lambda value, _: _alternatives("r.id", value),
     "recipe": lambda value, _: _alternatives("r.recipe", value),
     "branch": lambda value, _: _alternatives("r.branch", value),
-    "host": lambda value, _: _alternatives("r.host", value),
+    "host": lambda value, _: _host(value),
     "note": lambda value, _: Condition("instr(lower(r.note), lower(?))", (value,)),
     "tag": lambda value, _: _tag(value),
     "tree": lambda value, _: _alternatives("r.tree_hash", value + "*"),

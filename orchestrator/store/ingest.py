@@ -21,7 +21,8 @@ from orchestrator.store.position import StreamPosition, read_position
 from remote.wire import Event
 
 MARK_EVERY_S = 5.0  # `logs --since` is as fine as this
-SUPERVISOR = "supervisor"  # the one writer that is not the job itself
+SUPERVISOR = "supervisor"  # the one writer that is not the job itself; of a run over several hosts supervisor1, ... too
+MOST_GPUS = 100  # of a host: GPU 3 of node 2 is kept as 203
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def apply_batch(connection: sqlite3.Connection, run_key: int, batch: StreamBatch
     if batch.clock_offset_s:
         fresh = [replace(event, wall_s=event.wall_s - batch.clock_offset_s) for event in fresh]
     rows = typed_rows(fresh, rank_of(batch.writer))
+    rows.gpu = [(gpu + MOST_GPUS * node_of(batch.writer), *rest) for gpu, *rest in rows.gpu]
     rows.bad += batch.bad_lines
     place = (run_key, batch.attempt)
     _write(connection, place, batch.writer, rows, gaps)
@@ -64,6 +66,15 @@ def rank_of(writer: str) -> int:
     """rank3 -> 3; any other writer speaks for rank 0."""
     digits = writer.removeprefix("rank")
     return int(digits) if writer.startswith("rank") and re.fullmatch(r"[0-9]{1,6}", digits) else 0
+
+
+def is_supervisor(writer: str) -> bool:
+    return re.fullmatch(rf"{SUPERVISOR}[0-9]*", writer) is not None
+
+
+def node_of(writer: str) -> int:
+    """The host that a supervisor speaks of: 0 for the first, and for every writer of a job."""
+    return int(writer.removeprefix(SUPERVISOR) or 0) if is_supervisor(writer) else 0
 
 
 def _unseen(events: Sequence[Event], last_seq: int) -> tuple[list[Event], int, list[tuple[int, int]]]:
@@ -160,7 +171,7 @@ def _advance_attempt(
         "attempt": place[1],
         "first_s": first_s,
         "last_s": last_s,
-        "last_job_s": None if writer == SUPERVISOR else last_s,
+        "last_job_s": None if is_supervisor(writer) else last_s,
         "first_mono_s": mono[0],
         "last_mono_s": mono[1],
         "first_step": min(steps, default=None),

@@ -21,6 +21,11 @@ from remote.hiding import spellings
 STREAMS = ("stdout", "stderr")
 
 
+def name_of_log(stream: str, node: int) -> str:
+    """Under which name an output is kept: `stdout`, of a run's further hosts `stdout.1`, ..."""
+    return f"{stream}.{node}" if node else stream
+
+
 @dataclass(frozen=True)
 class LogFolder:
     root: Path

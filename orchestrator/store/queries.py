@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import UsageError
@@ -12,7 +12,9 @@ RUN_COLUMNS = (
     "r.id, r.kind, r.recipe, r.branch, r.host, r.state, r.reason, r.evidence, r.created_s, r.started_s, r.ended_s,"
     " r.attempt, r.step, r.num_steps, r.stage, r.unreachable_since_s, r.last_event_s, r.workdir, r.tree_hash,"
     " r.git_commit, r.git_dirty, r.fingerprint, r.parent_run, r.forced_reason,"
-    " (SELECT group_concat(tag, char(31)) FROM tags WHERE run_key = r.key) AS tags, r.note, r.why, r.removed_s"
+    " (SELECT group_concat(tag, char(31)) FROM tags WHERE run_key = r.key) AS tags, r.note, r.why, r.removed_s,"
+    " (SELECT group_concat(host, char(31)) FROM (SELECT host FROM nodes WHERE run_key = r.key AND number > 0"
+    " ORDER BY number)) AS more_hosts"
 )
 
 IS_LIVE = "r.state IN ('pending', 'setting_up', 'running', 'stopping')"
@@ -52,6 +54,10 @@ PROMISES = f"""
     SELECT r.id, r.host, d.text FROM runs r JOIN documents d ON d.run_key = r.key AND d.name = 'launch'
     WHERE {IS_LIVE}"""
 
+NODES = """
+    SELECT number, host, workdir, unreachable_since_s, ended_attempt, coalesce(end_json, '{}') AS end FROM nodes
+    WHERE run_key = ? ORDER BY number"""
+
 MEMORY_PEAKS = """
     SELECT attempt, rank, stage, nullif(gpu, -1) AS gpu, allocated_bytes, reserved_bytes, driver_bytes, at_s
     FROM memory_peaks WHERE run_key = ? ORDER BY attempt, at_s, rank, gpu"""
@@ -89,7 +95,7 @@ EVALUATIONS = """
 
 STREAMS = """
     SELECT attempt, writer, offset_bytes, last_seq, num_bad_lines, num_unknown_events, stopped_because
-    FROM streams WHERE run_key = ? AND writer NOT IN ('stdout', 'stderr') ORDER BY attempt, writer"""
+    FROM streams WHERE run_key = ? AND NOT (writer GLOB 'std???' OR writer GLOB 'std???.*') ORDER BY attempt, writer"""
 
 INTENTS = """
     SELECT i.id, r.id AS run_id, i.kind, i.grace_s, i.asked_s, i.done_s, i.outcome
@@ -144,10 +150,16 @@ def promised(rows: Iterable[Sequence[str]], host: str, but: str | None) -> dict[
     """Rows of PROMISES -> GPU: run id. An index means something on its own host alone, a UUID everywhere."""
     return {
         gpu: run_id
-        for run_id, on, text in rows
-        for gpu in json.loads(text).get("gpus", [])
+        for run_id, first, text in rows
+        for on, gpus in gpus_by_host(first, json.loads(text)).items()
+        for gpu in gpus
         if run_id != but and (on == host or not gpu.isdigit())
     }
+
+
+def gpus_by_host(first: str, launch: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What a launch document says of GPUs: those of the first host, and of each further one under its name."""
+    return {first: tuple(launch.get("gpus", ()))} | {on: tuple(g) for on, g in launch.get("more_gpus", {}).items()}
 
 
 def order_by(sort: str) -> tuple[str, tuple[Any, ...]]:

@@ -35,6 +35,7 @@ from orchestrator.store.rows import (
     IntentRow,
     MemoryPeakRow,
     MetricValue,
+    NodeRow,
     ProgressRow,
     RunRow,
     SeriesRow,
@@ -112,6 +113,16 @@ class Reader:
     def promised_gpus(self, host: str, *, but: str | None = None) -> dict[str, str]:
         """GPU (UUID or index) -> the live run that was promised it; `but`: a run whose own do not count."""
         return queries.promised(self.database.all(queries.PROMISES), host, but)
+
+    def gpus_by_host(self, run_id: str) -> dict[str, tuple[str, ...]]:
+        """The GPUs that a run was given, by host."""
+        launch = json.loads(self.document(run_id, Document.LAUNCH) or "{}")
+        return queries.gpus_by_host(self.run(run_id).host, launch)
+
+    def nodes(self, run_id: str) -> list[NodeRow]:
+        """The hosts of a run over several, the first one included; none for a run on one host."""
+        rows = self.database.all(queries.NODES, (self._key(run_id),))
+        return [_build(NodeRow, row, run_id=run_id, end=json.loads(row["end"])) for row in rows]
 
     def document(self, run_id: str, name: Document) -> str | None:
         """A long text of the run, such as its spec."""
@@ -329,7 +340,9 @@ def _build(kind: type[Row], row: sqlite3.Row, **changes: Any) -> Row:
 @lru_cache(4096)  # a screen reads the same hundreds again at every piece of news, and few of them have changed
 def _run(row: sqlite3.Row) -> RunRow:
     tags = tuple(sorted(row["tags"].split("\x1f"))) if row["tags"] else ()
-    return _build(RunRow, row, state=State(row["state"]), git_dirty=bool(row["git_dirty"]), tags=tags)
+    more = tuple(row["more_hosts"].split("\x1f")) if row["more_hosts"] else ()
+    git_dirty = bool(row["git_dirty"])
+    return _build(RunRow, row, state=State(row["state"]), git_dirty=git_dirty, tags=tags, more_hosts=more)
 
 
 def _series(row: sqlite3.Row) -> SeriesRow:

@@ -97,6 +97,7 @@ class NewRun:
     forced_reason: str | None = None
     tags: tuple[str, ...] = ()
     why: str = ""
+    more_hosts: tuple[str, ...] = ()  # those after the first, where the job runs on several
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,25 @@ class RunRow:
     note: str
     why: str
     removed_s: float | None  # moved to the bin by `rm`; `restore` clears it, `purge` ends it
+    more_hosts: tuple[str, ...] = ()  # of a run over several: those after `host`, which has rank 0 and the checkpoints
+    node: int = 0  # as the follower sees it: of which host's part this speaks
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return (self.host, *self.more_hosts)
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One host of a run over several, by its number from 0."""
+
+    run_id: str
+    number: int
+    host: str
+    workdir: str | None
+    unreachable_since_s: float | None
+    ended_attempt: int | None  # the attempt whose part here has ended
+    end: Mapping[str, Any]  # how, by the evidence of this host; empty before
 
 
 @dataclass(frozen=True)

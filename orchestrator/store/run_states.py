@@ -7,7 +7,7 @@ reads what the first has written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import text as sql
@@ -17,7 +17,7 @@ from orchestrator.errors import DraftyardError
 from orchestrator.redact import redact
 from orchestrator.store import queries
 from orchestrator.store.rows import Document, State
-from orchestrator.store.tables import AttemptTable, DocumentTable, IntentTable, RunTable, event_of
+from orchestrator.store.tables import AttemptTable, DocumentTable, IntentTable, NodeTable, RunTable, event_of
 
 Choose = Callable[[Mapping[str, str]], tuple[str, ...]]  # GPU -> the run it is promised to; the GPUs chosen
 STOPPED = "stopped"
@@ -110,13 +110,42 @@ def note_first_event(session: Session, run: RunTable, now_s: float) -> None:
         move(session, run, State.RUNNING, (None, "its first event is here", None), now_s)
 
 
-def promise_gpus(session: Session, run: RunTable, choose: Choose) -> tuple[str, ...]:
-    """Keeps the choice in the run's launch document, where the next to choose finds it."""
+def promise_gpus(session: Session, run: RunTable, choose: Choose, host: str | None = None) -> tuple[str, ...]:
+    """Keeps the choice in the run's launch document, where the next to choose finds it. `host`: one after the first."""
     rows = session.connection().execute(sql(queries.PROMISES)).all()
-    chosen = choose(queries.promised([tuple(row) for row in rows], run.host, run.id))
+    chosen = choose(queries.promised([tuple(row) for row in rows], host or run.host, run.id))
     kept = document_of(session, run, Document.LAUNCH)
-    keep_document(session, run, Document.LAUNCH, json.dumps({**kept, "gpus": list(chosen)}))
+    new = {"gpus": list(chosen)} if host is None else {"more_gpus": {**kept.get("more_gpus", {}), host: list(chosen)}}
+    keep_document(session, run, Document.LAUNCH, json.dumps({**kept, **new}))
     return chosen
+
+
+def place_nodes(session: Session, run: RunTable, workdirs: Sequence[str]) -> None:
+    for number, workdir in enumerate(workdirs):
+        node = session.get(NodeTable, (key_of(run), number))
+        if node is not None:  # a run on one host has none
+            node.workdir = workdir
+
+
+def end_node(session: Session, key: tuple[int, int], attempt: int, end: Mapping[str, Any]) -> None:
+    node = session.get(NodeTable, key)
+    if node is not None and node.ended_attempt != attempt:
+        node.ended_attempt, node.end_json, node.unreachable_since_s = attempt, json.dumps(end), None
+
+
+def said_of_host(session: Session, name: str, since_s: float | None) -> None:
+    """Runs of a host that is silent show since when; of several hosts, since the first of them fell silent."""
+    live = None if since_s is None else col(RunTable.state).in_([state.value for state in State if not state.is_final])
+    chosen = select(RunTable).where(RunTable.host == name)
+    for run in session.exec(chosen if live is None else chosen.where(live)).all():
+        run.unreachable_since_s = since_s
+    for node in session.exec(select(NodeTable).where(NodeTable.host == name)).all():
+        run_of_it = session.get(RunTable, node.run_key)
+        assert run_of_it is not None
+        node.unreachable_since_s = None if State(run_of_it.state).is_final else since_s
+        session.flush()
+        each = session.exec(select(NodeTable.unreachable_since_s).where(NodeTable.run_key == node.run_key)).all()
+        run_of_it.unreachable_since_s = min((at for at in each if at is not None), default=None)
 
 
 def end_wishes(session: Session, run: RunTable, kind: str, outcome: str, now_s: float) -> int:

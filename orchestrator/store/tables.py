@@ -141,8 +141,20 @@ class IntentTable(SQLModel, table=True):
     outcome: str | None = None
 
 
+class NodeTable(SQLModel, table=True):
+    __tablename__ = "nodes"
+    run_key: int = Field(foreign_key=RUN_KEY, primary_key=True)
+    number: int = Field(primary_key=True)
+    host: str
+    workdir: str | None = None
+    unreachable_since_s: float | None = None
+    ended_attempt: int | None = None
+    end_json: str | None = None
+
+
 TABLES = (
     RunTable,
+    NodeTable,
     DocumentTable,
     TagTable,
     AttemptTable,
@@ -173,6 +185,12 @@ def run_of(new: NewRun, now_s: float) -> RunTable:
         forced_reason=None if new.forced_reason is None else redact(new.forced_reason),
         why=redact(new.why),
     )
+
+
+def nodes_of(key: int, new: NewRun) -> list[NodeTable]:
+    """A row for each of several hosts, the first one included; none where there is one."""
+    hosts = (new.host, *new.more_hosts) if new.more_hosts else ()
+    return [NodeTable(run_key=key, number=number, host=host) for number, host in enumerate(hosts)]
 
 
 def event_of(run: RunTable | None, kind: str, text: str, fields: Mapping[str, Any], at_s: float) -> EventTable:

@@ -42,6 +42,7 @@ from orchestrator.store.tables import (
     TagTable,
     event_of,
     failure_of,
+    nodes_of,
     run_of,
 )
 
@@ -92,6 +93,7 @@ class Store:
                 texts = new.documents.items()
                 session.add_all(DocumentTable(run_key=key, name=name, text=text) for name, text in texts)
                 session.add_all(TagTable(run_key=key, tag=tag) for tag in set(map(redact, new.tags)))
+                session.add_all(nodes_of(key, new))
         return self.reader.run(new.id)
 
     def keep_document(self, run_id: str, name: Document, text: str) -> None:
@@ -107,6 +109,16 @@ class Store:
             for name, value in facts.items():
                 setattr(run, name, value)
 
+    def place_nodes(self, run_id: str, workdirs: Sequence[str]) -> None:
+        """Where a run over several hosts works on each, by number."""
+        with self._session() as session:
+            run_states.place_nodes(session, _run(session, run_id), workdirs)
+
+    def end_node(self, run_id: str, number: int, attempt: int, end: Mapping[str, Any]) -> None:
+        """How an attempt's part on one host has ended; what is said first stays."""
+        with self._session() as session:
+            run_states.end_node(session, (key_of(_run(session, run_id)), number), attempt, end)
+
     def remove_pending(self, run_id: str, *, why: str) -> None:
         """Takes back the row of a launch that the gate refused; an event with the reason stays."""
         with self._session() as session:
@@ -119,13 +131,14 @@ class Store:
                 event_of(None, "refused", f"{run.recipe}/{run.branch} on {run.host}: {why}", fields, self._clock())
             )
 
-    def promise_gpus(self, run_id: str, choose: Choose) -> tuple[str, ...]:
+    def promise_gpus(self, run_id: str, choose: Choose, *, host: str | None = None) -> tuple[str, ...]:
         """The GPUs that `choose` takes, given those promised to live runs; promised to this run while it is live.
+        `host`: one after the run's first.
 
         `choose` runs inside the transaction, so that of two launches the second sees what the first took.
         """
         with self._session() as session:
-            return run_states.promise_gpus(session, _run(session, run_id), choose)
+            return run_states.promise_gpus(session, _run(session, run_id), choose, host)
 
     def new_attempt(
         self,
@@ -217,11 +230,8 @@ class Store:
         self, run_id: str, attempt: int, stream: str, *, content: bytes, read_from: StreamPosition
     ) -> StreamPosition:
         """Bytes of stdout or stderr that followed `read_from`; written to the log folder, then counted."""
-        kept = StreamPosition(
-            identity=read_from.identity,
-            offset_bytes=read_from.offset_bytes + len(content),
-            kept_bytes=read_from.kept_bytes + len(content),
-        )
+        size = len(content)
+        kept = StreamPosition(read_from.identity, read_from.offset_bytes + size, 0, read_from.kept_bytes + size)
         with told_plainly(self.logs.root):
             self.logs.write(run_id, attempt, stream, offset=read_from.kept_bytes, content=content)
         with self._session() as session:
@@ -261,8 +271,7 @@ class Store:
             if clock_offset_s is not None:
                 host.clock_offset_s = clock_offset_s
             session.add(host)
-            for run in session.exec(select(RunTable).where(RunTable.host == name)).all():
-                run.unreachable_since_s = None
+            run_states.said_of_host(session, name, None)
 
     def host_unreachable(self, name: str, *, error: str) -> None:
         """The host did not answer: its live runs show since when. Their states stay."""
@@ -271,9 +280,7 @@ class Store:
             host.unreachable_since_s = host.unreachable_since_s or self._clock()
             host.error = error
             session.add(host)
-            live = select(RunTable).where(RunTable.host == name, col(RunTable.state).in_(_LIVE))
-            for run in session.exec(live).all():
-                run.unreachable_since_s = host.unreachable_since_s
+            run_states.said_of_host(session, name, host.unreachable_since_s)
 
     # ---------------------------------------------------------------- wishes
 
@@ -373,8 +380,6 @@ class Store:
             except DBAPIError as error:
                 raise error.orig or error from error
 
-
-_LIVE = [state.value for state in State if not state.is_final]
 
 _DESCRIBABLE = {"workdir", "tree_hash", "fingerprint"}
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, RUN, SIZE
 
 if TYPE_CHECKING:
     from orchestrator.actions import jobs, life, order, trying
+    from orchestrator.actions.jobs import Rehearsal
     from orchestrator.actions.order import Order
     from orchestrator.actions.sending import Launched
 else:
@@ -42,7 +44,19 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 STARTS = ("0", "1", "2", "4")
 
 
-def order_options(function: Callable[..., None]) -> Callable[..., None]:
+HOST_OPTION: Decorator = click.option(
+    "--host", metavar="HOST", type=HOST, help="Where (default: the setting `host`, else local)."
+)
+HOSTS_OPTION: Decorator = click.option(
+    "--host",
+    metavar="HOST",
+    type=HOST,
+    multiple=True,
+    help="Where (default: the setting `host`, else local); repeatable: the processes of `roles` are shared out evenly.",
+)
+
+
+def order_options(function: Callable[..., None], *, host: Decorator = HOST_OPTION) -> Callable[..., None]:
     """RECIPE and the options that make an Order; the verb receives `order`."""
     decorators: list[Decorator] = [
         click.argument("recipe", metavar="RECIPE", type=RECIPE),
@@ -53,7 +67,7 @@ def order_options(function: Callable[..., None]) -> Callable[..., None]:
             type=BRANCH_NAME,
             help="A branch of the recipe (default: its default branch).",
         ),
-        click.option("--host", metavar="HOST", type=HOST, help="Where (default: the setting `host`, else local)."),
+        host,
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value; repeatable."),
         click.option(
             "--gpus", metavar="LIST", help="GPUs by index or UUID, comma between (default: the host's entry)."
@@ -77,10 +91,13 @@ def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
         terminal.say(
             "warning: a value on the command line is seen by everybody on this machine; --env KEY takes it from yours"
         )
+    named = words["host"] if isinstance(words["host"], tuple) else (words["host"],)
+    host, *more_hosts = named or (None,)
     return order.Order(
         recipe=words["recipe"],
         branch=words["branch"],
-        host=words["host"] or terminal.places.host,
+        host=host or terminal.places.host,
+        more_hosts=tuple(more_hosts),
         overrides=words["overrides"],
         gpus=tuple(gpu.strip() for gpu in words["gpus"].split(",")) if words["gpus"] else (),
         env=order.read_env_words(words["env_words"], os.environ),
@@ -170,7 +187,7 @@ def smoke(
         "draftyard launch qwen3.6-27b -b ddtree --host gpu --gpus 5,6,7 --set loss.gamma=8",
     ],
 )
-@order_options
+@partial(order_options, host=HOSTS_OPTION)
 @click.option("--dry-run", is_flag=True, help="Look at the host, ask the gate, and start nothing.")
 @click.option(
     "--force", "force_reason", metavar="REASON", help="Go past the gate; the reason is kept with the run for ever."
@@ -190,7 +207,8 @@ def launch(
 ) -> None:
     """Start a recipe's branch on a host, if the smoke ladder has passed for exactly what would run.
 
-    The run goes on when this terminal closes. Without evidence: exit 3, and the one command that makes it.
+    The run goes on when this terminal closes. Without evidence: exit 3, and the one command that makes it. With several
+    --host one run is started on all of them: the first has rank 0 and the checkpoints, and the others must reach it.
     """
     asked = make_order(terminal, words, force_reason=force_reason, tags=tags, run_id=run_id)
     if dry_run:
@@ -271,14 +289,16 @@ def resume(terminal: Terminal, selector: str, *, follow: bool) -> None:
 def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -> None:
     if detach:
         if terminal.wants_json:
-            terminal.document(run=started.run_id, attempt=started.attempt, host=started.host, run_dir=started.run_dir)
+            more = {"more_hosts": started.more_hosts} if started.more_hosts else {}
+            told = {"run": started.run_id, "attempt": started.attempt, "host": started.host, "run_dir": started.run_dir}
+            terminal.document(**told, **more)
             return
         terminal.lines([started.run_id])
         terminal.say(
-            f"it runs on {started.host}; draftyard watch {started.run_id}, or draftyard logs {started.run_id} -f"
+            f"it runs on {_and(started)}; draftyard watch {started.run_id}, or draftyard logs {started.run_id} -f"
         )
         return
-    terminal.say(f"run {started.run_id} on {started.host}; Ctrl-C leaves it going")
+    terminal.say(f"run {started.run_id} on {_and(started)}; Ctrl-C leaves it going")
     run = wait_shown(terminal, started.run_id)
     page = history.show(terminal.places, run.id)
     if terminal.wants_json:
@@ -295,6 +315,10 @@ def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -
     else:
         terminal.lines(run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s))
     raise click.exceptions.Exit(life.outcome_code(run))
+
+
+def _and(started: Launched) -> str:
+    return " and ".join((started.host, *started.more_hosts))
 
 
 def _with_suggestion(
@@ -323,20 +347,28 @@ def _nothing_to_climb(terminal: Terminal, asked: Order, fingerprint: str) -> Non
 
 def _rehearsal(terminal: Terminal, asked: Order) -> None:
     """Ends as the launch would: with exit 3 and the repair where the gate is shut."""
-    found = jobs.rehearse(terminal.places, asked, tell=terminal.say)
-    is_forced = asked.force_reason is not None
-    is_open = found.verdict.is_allowed or is_forced
+    if asked.more_hosts:
+        each = jobs.rehearse_all(terminal.places, asked, tell=terminal.say)
+    else:
+        each = [jobs.rehearse(terminal.places, asked, tell=terminal.say)]
+    is_allowed, is_forced = all(found.verdict.is_allowed for found in each), asked.force_reason is not None
     if terminal.wants_json:
-        terminal.document(rehearsal=found, allowed=found.verdict.is_allowed)
-        raise click.exceptions.Exit(0 if is_open else GateRefused.exit_code)
+        more = {"more_rehearsals": each[1:]} if asked.more_hosts else {}
+        terminal.document(rehearsal=each[0], allowed=is_allowed, **more)
+    else:
+        for found in each:
+            _say_rehearsal(terminal, found, is_forced=is_forced)
+    raise click.exceptions.Exit(0 if is_allowed or is_forced else GateRefused.exit_code)
+
+
+def _say_rehearsal(terminal: Terminal, found: Rehearsal, *, is_forced: bool) -> None:
     rungs = [("rungs", line) for line in gate.explain(found.verdict.rungs)]
     items = [("host", found.host), ("GPUs", ", ".join(found.gpus) or "none"), ("fingerprint", found.fingerprint)]
     items.append(("tree", f"{found.tree_hash[:16]}, {counted(found.num_files, 'file')}"))
     items.append(("gate", _gate_word(found.verdict, is_forced=is_forced)))
     terminal.lines(pairs([*items, *rungs]))
-    if not is_open:
+    if not (found.verdict.is_allowed or is_forced):
         terminal.say(f"  repair: {found.repair}")
-        raise click.exceptions.Exit(GateRefused.exit_code)
 
 
 def _gate_word(verdict: gate.Verdict, *, is_forced: bool) -> str:

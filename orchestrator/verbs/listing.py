@@ -30,7 +30,7 @@ COLUMNS: dict[str, tuple[Column, Shown]] = {
     "state": (Column("state"), lambda item: state_cell(item.run)),
     "recipe": (Column("recipe", gives_way=True), lambda item: item.run.recipe),
     "branch": (Column("branch", gives_way=True), lambda item: item.run.branch),
-    "host": (Column("host", gives_way=True, least=5), lambda item: item.run.host),
+    "host": (Column("host", gives_way=True, least=5), lambda item: " ".join(item.run.hosts)),
     "step": (Column("step", is_number=True), _step),
     "accept": (Column("accept", is_number=True), lambda item: number(item.acceptance)),
     "started": (

@@ -16,7 +16,7 @@ from orchestrator.store.rows import RunRow
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.life import ENDS, as_typed
 from orchestrator.verbs.words import clock, state_cell
-from orchestrator.verbs.words_typed import RUN, Since, count
+from orchestrator.verbs.words_typed import HOST, RUN, Since, count
 
 if TYPE_CHECKING:
     from orchestrator.actions import life
@@ -38,6 +38,7 @@ else:
 @click.option(
     "--stream", type=click.Choice(["both", "stdout", "stderr"]), default="both", show_default=True, help="Which output."
 )
+@click.option("--host", metavar="HOST", type=HOST, help="Only the output on this host, of a run over several.")
 @click.option("--attempt", type=count(1), help="Which attempt (default: the newest).")
 @click.option("--rank", type=count(0), help="Only lines that a rank has marked as its own.")
 @click.option("--raw", is_flag=True, help="The bytes as the job wrote them, escapes and all; stars over known secrets.")
@@ -49,6 +50,7 @@ def logs(
     last: int | None,
     since_s: float | None,
     stream: str,
+    host: str | None,
     attempt: int | None,
     rank: int | None,
     raw: bool,
@@ -56,10 +58,11 @@ def logs(
     """Print a run's output: carriage returns settled, escapes removed, bytes that are not text replaced.
 
     Stdout comes first, then stderr; where there are both, each begins under a heading, `==> stderr <==`, as `tail`
-    has it. -n counts for each of them, --stream picks one. With --json each line is one JSON object that names its
+    has it. Of a run over several hosts each host's come in turn, `==> stderr on gpu2 <==`. -n counts for each of them, --stream picks one. With --json each line is one JSON object that names its
     stream. Ctrl-C ends the reading, not the run.
     """
-    streams = reading.STREAMS if stream == "both" else (stream,)
+    run = reading.find(terminal.places, selector)
+    streams = reading.outputs(run, reading.STREAMS if stream == "both" else (stream,), host)
     wish = reading.Wish(streams=streams, attempt=attempt, last=last, since_s=since_s, rank=rank)
     if raw:
         for chunk in reading.raw(terminal.places, selector, wish):
@@ -67,7 +70,6 @@ def logs(
         sys.stdout.buffer.flush()
         return
     if not follow:
-        run = reading.find(terminal.places, selector)
         _Printer(terminal, run, wish).print(reading.passages(terminal.places, selector, wish))
         return
     run = _followed(terminal, selector, wish)
@@ -101,16 +103,17 @@ def _say_if_unreachable(terminal: Terminal, run: RunRow, *, before_s: float | No
     if run.state.is_final or since_s == before_s:
         return
     if since_s is None:
-        terminal.say(f"host {inert(run.host)} answers again")
+        terminal.say(f"host {inert(' and '.join(run.hosts))} answers again")
     else:
-        terminal.say(f"host {inert(run.host)} is unreachable since {clock(since_s)}; the run itself may well go on")
+        which = " or ".join(run.hosts)
+        terminal.say(f"host {inert(which)} is unreachable since {clock(since_s)}; the run itself may well go on")
 
 
 class _Printer:
     """Prints passages, and says which output they are of whenever that changes; stdout alone needs no word."""
 
     def __init__(self, terminal: Terminal, run: RunRow, wish: reading.Wish) -> None:
-        self._terminal = terminal
+        self._terminal, self._run = terminal, run
         self._under = None if reading.are_told_apart(terminal.places, run, wish) else wish.streams[0]
 
     def print(self, passages: Iterator[reading.Passage]) -> None:
@@ -119,14 +122,16 @@ class _Printer:
                 self._print_json(passage)
                 continue
             if passage.stream != self._under:
-                click.echo(f"==> {passage.stream} <==")
+                click.echo(f"==> {reading.titled(self._run, passage.stream)} <==")
                 self._under = passage.stream
             click.echo("\n".join(passage.texts))
         sys.stdout.flush()
 
     def _print_json(self, passage: reading.Passage) -> None:
+        stream, _, number = passage.stream.partition(".")
+        more = {"host": self._run.hosts[int(number or 0)]} if self._run.more_hosts else {}
         for text in passage.texts:
-            self._terminal.record(stream=passage.stream, attempt=passage.attempt, text=text)
+            self._terminal.record(stream=stream, **more, attempt=passage.attempt, text=text)
 
 
 VERBS = {"logs": logs}

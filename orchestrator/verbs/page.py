@@ -12,7 +12,7 @@ import click
 from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
-from orchestrator.store.rows import FailureRow, RunRow, State
+from orchestrator.store.rows import FailureRow, NodeRow, RunRow, State
 from orchestrator.units import duration
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
@@ -43,7 +43,7 @@ def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = Fa
 
 
 def _head(run: RunRow) -> list[str]:
-    title = heading(f"{run.id}  {run.recipe}, branch {run.branch}, on {run.host}")
+    title = heading(f"{run.id}  {run.recipe}, branch {run.branch}, on {' and '.join(run.hosts)}")
     return [title, *([inert(run.why)] if run.why else [])]
 
 
@@ -56,6 +56,7 @@ def _standing(page: RunPage, now_s: float) -> list[str]:
     items.append(("because", run.evidence or "-"))
     if run.unreachable_since_s is not None and not run.state.is_final:
         items.append(("unreachable", f"since {clock(run.unreachable_since_s)}; the run itself may well go on"))
+    items += [(f"node {node.number}", _node(node, run)) for node in page.nodes]
     items.append(("kind", run.kind + (f" of run {run.parent_run}" if run.parent_run else "")))
     items.append(("launched", f"{clock(run.created_s)} ({ago(run.created_s, now_s)})"))
     if run.started_s is not None:
@@ -75,6 +76,15 @@ def _standing(page: RunPage, now_s: float) -> list[str]:
     ]
     optional = (("forced", run.forced_reason), ("tags", ", ".join(run.tags)), ("note", run.note))
     return pairs(items + [(name, text) for name, text in optional if text]) + _unread(page)
+
+
+def _node(node: NodeRow, run: RunRow) -> str:
+    """A host of several: how the newest attempt's part on it has ended, or that it cannot be asked."""
+    if node.ended_attempt == run.attempt and node.end:
+        return f"{node.host}: {node.end['verdict']['state']}, {inert(node.end['verdict']['evidence'])}"
+    if node.unreachable_since_s is not None:
+        return f"{node.host}: unreachable since {clock(node.unreachable_since_s)}"
+    return f"{node.host}: goes on" if not run.state.is_final else node.host
 
 
 def _unread(page: RunPage) -> list[str]:

@@ -39,8 +39,6 @@ TREE = Path(__file__).resolve().parents[2]
 def main(arguments: Sequence[str]) -> int:
     """Runs one job and returns its exit status."""
     options = _options(arguments)
-    if options.when_told and not sys.stdin.readline():  # everything is loaded, the card untouched; nobody says go
-        return 1
     stop = StopWish()
     signal.signal(signal.SIGTERM, stop)
     attempt = RunDir(options.run_dir).attempt(int(os.environ.get("DRAFTYARD_ATTEMPT", "1")))
@@ -53,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         with reporter.job():
             place = _place() if is_shared else None
             job = _job(options, attempt, reporter, local_rank=place.local_rank if place else 0)
-            with joined(place, Roles.of(job.spec), job.device, reporter) if is_shared else alone() as ranks:
+            roles = Roles.of(job.spec, num_nodes=place.num_nodes if place else 1)
+            with joined(place, roles, job.device, reporter) if is_shared else alone() as ranks:
                 outcome = _run(replace(job, ranks=ranks), options, stop)
             status = 1 if outcome == "failed" else 0
             reporter.final(outcome, exit_code=status)
@@ -74,7 +73,7 @@ def _run(job: Job, options: argparse.Namespace, stop: StopWish) -> str:
 
 def _place() -> Place | None:
     """Where torch's launcher put this process; None without one. UserFault: only some of its variables are set."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found = {name: os.environ.get(name) for name in names}
     missing = [name for name, value in found.items() if value is None]
     if len(missing) == len(names):
@@ -83,8 +82,9 @@ def _place() -> Place | None:
         raise UserFault(
             f"{', '.join(missing)} is not set and the launcher's other variables are; start it with torchrun"
         )
-    rank, local_rank, world_size, address, port = (str(value) for value in found.values())
-    return Place(int(rank), int(local_rank), int(world_size), address, int(port))
+    rank, local_rank, world_size, local_size, address, port = (str(value) for value in found.values())
+    num_nodes = int(world_size) // int(local_size)
+    return Place(int(rank), int(local_rank), int(world_size), address, int(port), num_nodes)
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -95,7 +95,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cap", type=int, metavar="BYTES", help="use at most this much GPU memory, as on a smaller card"
     )
-    parser.add_argument("--when-told", action="store_true", help="rung: begin at a line on stdin; the ladder's own")
     options = parser.parse_args(arguments)
     if options.job == "rung" and len(options.names) != 1:
         parser.error("rung takes the name of one rung")

@@ -44,6 +44,7 @@ class Place:
     world_size: int
     address: str
     port: int
+    num_nodes: int = 1  # hosts
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,9 @@ def joined(place: Place | None, roles: Roles, device: torch.device, reporter: Re
                 world_size=place.world_size,
                 timeout=LONGEST_WAIT,
             )
-            group = dist.new_group(list(roles.drafters))
-            peers = Peers(place.rank, roles.num_drafters, group) if roles.is_drafter(place.rank) else Peers()
+            group = dist.new_group(roles.drafters)
+            index = roles.drafters.index(place.rank) if roles.is_drafter(place.rank) else 0
+            peers = Peers(index, roles.num_drafters, group) if roles.is_drafter(place.rank) else Peers()
             yield Ranks(place.rank, roles, peers, watch)
     except BaseException as error:
         with suppress(RuntimeError):  # the launcher, and its store, may be gone

@@ -1,7 +1,9 @@
 """Who does what among the ranks of a training, and whose each micro-batch is. Arithmetic only.
 
-The first ranks are drafters, rank 0 among them: it saves, and it speaks for the run. The ranks after them run the
-target and send its hidden states. Without target ranks every drafter has what it needs itself.
+Drafters come first, rank 0 among them: it saves, and it speaks for the run. After them come the ranks that run the
+target and send its hidden states. Without target ranks every drafter has what it needs itself. Over several hosts that
+is so on each of them, where both roles can be shared out evenly: micro-batch m then belongs to a drafter and to a
+target of host m mod N, so hidden states never leave a machine and only gradients do.
 
 The stream of rows is cut into micro-batches as one process cuts it. Micro-batch m is trained by drafter m mod D and
 its hidden states come from target m mod T, so nobody has to be asked, a resume goes on anywhere, and a step is the
@@ -22,42 +24,62 @@ class Roles:
     num_drafters: int = 1
     num_targets: int = 0
     queue_capacity: int = 2  # micro-batches a drafter may have waiting or on their way
+    num_nodes: int = 1  # hosts; each has as many ranks as any other, numbered one host after the other
 
     @classmethod
-    def of(cls, spec: DFlashSpec) -> Roles:
-        return cls(num_drafters=spec.roles.drafter, num_targets=spec.roles.target, queue_capacity=spec.roles.queue)
+    def of(cls, spec: DFlashSpec, *, num_nodes: int = 1) -> Roles:
+        return cls(spec.roles.drafter, spec.roles.target, spec.roles.queue, num_nodes)
 
     @property
     def num_ranks(self) -> int:
         return self.num_drafters + self.num_targets
 
+    @property
+    def num_groups(self) -> int:
+        """Hosts among which both roles are shared out evenly; 1 where they cannot be, and roles lie one after the other."""
+        is_even = self.num_drafters % self.num_nodes == 0 and self.num_targets % self.num_nodes == 0
+        return self.num_nodes if is_even else 1
+
     def name(self, rank: int) -> str:
         """`rank 3 (target 0)`: for a person."""
-        role = f"drafter {rank}" if rank < self.num_drafters else f"target {rank - self.num_drafters}"
-        return f"rank {rank} ({role})"
+        return f"rank {rank} ({'drafter' if self.is_drafter(rank) else 'target'} {self._index(rank)})"
 
     def is_drafter(self, rank: int) -> bool:
-        return rank < self.num_drafters
+        return rank % self._each < self.num_drafters // self.num_groups
 
     def drafter_of(self, micro_batch: int) -> int:
         """The rank that trains it."""
-        return micro_batch % self.num_drafters
+        return self._rank(micro_batch % self.num_drafters, 0)
 
     def target_of(self, micro_batch: int) -> int:
         """The rank that computes its hidden states."""
-        return self.num_drafters + micro_batch % self.num_targets
+        return self._rank(micro_batch % self.num_targets, self.num_drafters // self.num_groups)
 
     @property
-    def drafters(self) -> range:
-        return range(self.num_drafters)
+    def drafters(self) -> list[int]:
+        """Ranks, rising; the first is 0."""
+        return [rank for rank in range(self.num_ranks) if self.is_drafter(rank)]
 
     @property
-    def targets(self) -> range:
-        return range(self.num_drafters, self.num_ranks)
+    def targets(self) -> list[int]:
+        return [rank for rank in range(self.num_ranks) if not self.is_drafter(rank)]
 
     def share(self, rank: int, first: int, last: int) -> range:
         """The micro-batches of `first` to `last - 1` that are this rank's."""
-        index, num = (
-            (rank, self.num_drafters) if self.is_drafter(rank) else (rank - self.num_drafters, self.num_targets)
-        )
-        return range(first + (index - first) % num, last, num)
+        num = self.num_drafters if self.is_drafter(rank) else self.num_targets
+        return range(first + (self._index(rank) - first) % num, last, num)
+
+    @property
+    def _each(self) -> int:
+        """Ranks of a group."""
+        return self.num_ranks // self.num_groups
+
+    def _rank(self, index: int, before: int) -> int:
+        """Of the drafter or target with that index: they go round the groups; `before` it in each are the other role's."""
+        return index % self.num_groups * self._each + before + index // self.num_groups
+
+    def _index(self, rank: int) -> int:
+        """Which drafter, or which target, a rank is."""
+        group, place = divmod(rank, self._each)
+        before = 0 if self.is_drafter(rank) else self.num_drafters // self.num_groups
+        return (place - before) * self.num_groups + group

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -199,6 +200,11 @@ def _converted(gguf: Path, targets: Path, progress: Progress) -> Path:
     folder = targets / f"{gguf.stem}-{_digest(gguf)[:12]}"
     if _is_whole(folder):
         return folder
+    if dist.is_initialized() and dist.get_rank() > 0:  # on a further host; rank 0 has converted it on the first one
+        raise UserFault(
+            f"the target {gguf.name} is not converted on this host yet, which a rank among several cannot do; there "
+            "run once: draftyard prepare RECIPE --host HOST"
+        )
     targets.mkdir(parents=True, exist_ok=True)
     waiting = partial(progress, "waiting for another job that converts the target", done=0, total=1, unit="job")
     with taking_turns(targets / f"{folder.name}.lock", waiting):

@@ -43,7 +43,7 @@ class Watch(threading.Thread):
         self._known: dict[int, Identity] = {}
         self._near: set[int] = set()  # ranks whose processes can be looked at from here
         self._heard: dict[int, tuple[bytes, float]] = {}  # rank -> its newest beat, and when it was new here
-        self._num_beats = 0
+        self._num_beats, self._looked_s = 0, time.monotonic()
         own = Identity.of(os.getpid())
         assert own is not None
         store.set(f"process/{rank}", json.dumps([own.pid, own.start_ticks, own.boot_id, _process_numbers()]))
@@ -65,12 +65,27 @@ class Watch(threading.Thread):
         self.join()
 
     def run(self) -> None:
+        threading.Thread(target=self._guard, name="guard of the watch", daemon=True).start()
         while not self._is_over.wait(BEAT_S) and not self._is_known.is_set():
             try:
                 self._look()
             except RuntimeError as error:  # the store is the launcher's
                 self._text = f"the launcher of the ranks is gone ({str(error).splitlines()[0]})"
                 self._is_known.set()
+            self._looked_s = time.monotonic()
+        self._end_if_known()
+
+    def _guard(self) -> None:
+        """A question to the store of a machine that is out of reach has no answer and no end: only another thread can say so."""
+        while not self._is_over.wait(BEAT_S) and not self._is_known.is_set():
+            if time.monotonic() - self._looked_s > SILENCE_S:
+                self._text = (
+                    f"the first host's launcher was not heard for {SILENCE_S:g} s: that machine is out of reach"
+                )
+                self._is_known.set()
+                self._end_if_known()
+
+    def _end_if_known(self) -> None:
         if self._is_known.is_set() and not self._is_over.wait(GRACE_S):
             self._on_lost(self._text or "")
 

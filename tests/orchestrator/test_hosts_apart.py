@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,76 +16,19 @@ from orchestrator.errors import HostError
 from orchestrator.follow.follower import Follower, follow
 from orchestrator.host import Hosts
 from orchestrator.shell.connect import connect
-from orchestrator.shell.stream import StreamShell
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
-from tests import sshd
+from tests.orchestrator.apart import Away, away, network, why_not
 from tests.orchestrator.runs import life, new_run
-
-# Tests run side by side in several processes: each has addresses of its own.
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-
-
-def _base(number: int) -> str:
-    return f"198.18.{10 * WORKER + number + 10}"
-
-
-@dataclass
-class Away:
-    """A machine behind a link that can be cut."""
-
-    name: str
-    link: str
-    shell: StreamShell
-    config: Path
-
-    def cut(self, *, off: bool = True) -> None:
-        subprocess.run(["ip", "link", "set", self.link, "down" if off else "up"], check=True)
-        if not off:
-            time.sleep(0.2)
-
-
-def _why_not() -> str | None:
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        return "network namespaces need root and iproute2"
-    name = f"dy{os.getpid()}-try"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return None if tried.returncode == 0 else f"ip netns: {tried.stderr.decode(errors='replace').strip()}"
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[list[Away]]:
-    if reason := _why_not():
+    if reason := why_not():
         pytest.skip(reason)
     with contextlib.ExitStack() as stack:
-        yield [_away(number, tmp_path, stack) for number in range(3)]
-
-
-def _away(number: int, folder: Path, stack: contextlib.ExitStack) -> Away:
-    name, link, base = f"dy{os.getpid()}-{number}", f"dy{os.getpid() % 10000}v{number}", _base(number)
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    ip("netns", "add", name)
-    stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-    ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-    # By itself it goes some time after its namespace: too late for the next test's, which has the same name.
-    stack.callback(subprocess.run, ["ip", "link", "del", link], check=False)
-    ip("addr", "add", f"{base}.1/30", "dev", link)
-    ip("link", "set", link, "up")
-    for words in (
-        ["addr", "add", f"{base}.2/30", "dev", "eth0"],
-        ["link", "set", "eth0", "up"],
-        ["link", "set", "lo", "up"],
-    ):
-        ip("-n", name, *words)
-    server = stack.enter_context(sshd.running(folder / name, alias=name, address=f"{base}.2", netns=name))
-    shell = connect(Hosts.load(None, server.config_file).find(name))
-    stack.callback(shell.close)
-    return Away(name, link, shell, server.config_file)
+        yield [away(number, tmp_path, stack) for number in range(3)]
 
 
 @pytest.mark.slow
@@ -180,4 +119,4 @@ def _until(is_so: Callable[[], bool], *, within_s: float = 20.0) -> None:
 def test_three_hosts_answer_side_by_side(three: list[Away]) -> None:
     addresses = [away.shell.run(["sh", "-c", "echo $SSH_CONNECTION"]).stdout.split()[2].decode() for away in three]
 
-    assert addresses == [f"{_base(number)}.2" for number in range(3)]
+    assert addresses == [f"{network(number)}.2" for number in range(3)]

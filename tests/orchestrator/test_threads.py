@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.errors import DraftyardError, HostError, StoreError
 from orchestrator.follow.desk import Desk
-from orchestrator.follow.one_run import LATE_S, _wants_retry, look
+from orchestrator.follow.ending import _wants_retry
+from orchestrator.follow.one_run import LATE_S, look
 from orchestrator.follow.status import GONE_S
 from orchestrator.follow.threads import Worker
 from orchestrator.shell import Completed

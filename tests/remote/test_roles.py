@@ -7,16 +7,45 @@ import pytest
 from remote.drafter.roles import Roles
 
 
-@pytest.mark.parametrize("roles", [Roles(1, 1), Roles(3, 5), Roles(2, 1), Roles(4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "roles",
+    [
+        *(Roles(1, 1), Roles(3, 5), Roles(2, 1), Roles(4, 2)),
+        *(Roles(5, 3, num_nodes=2), Roles(6, 2, num_nodes=2), Roles(40, 24, num_nodes=8), Roles(4, 0, num_nodes=2)),
+    ],
+    ids=str,
+)
 def test_every_micro_batch_has_one_rank_of_each_role(roles: Roles) -> None:
     first, last = 7 * roles.num_drafters, 19 * roles.num_drafters
 
     trained = sorted(m for rank in roles.drafters for m in roles.share(rank, first, last))
     computed = sorted(m for rank in roles.targets for m in roles.share(rank, first, last))
 
-    assert trained == computed == list(range(first, last))
+    assert trained == list(range(first, last))
     assert all(m in roles.share(roles.drafter_of(m), first, last) for m in trained)
-    assert all(m in roles.share(roles.target_of(m), first, last) for m in trained)
+    assert sorted([*roles.drafters, *roles.targets]) == list(range(roles.num_ranks))
+    assert (roles.drafters[0], len(roles.drafters)) == (0, roles.num_drafters)
+    if roles.num_targets:
+        assert computed == trained
+        assert all(m in roles.share(roles.target_of(m), first, last) for m in trained)
+
+
+@pytest.mark.parametrize(
+    "roles", [Roles(2, 2, num_nodes=2), Roles(6, 4, num_nodes=2), Roles(40, 24, num_nodes=8)], ids=str
+)
+def test_over_hosts_hidden_states_stay_on_theirs_where_both_roles_can_be_shared_out(roles: Roles) -> None:
+    each = roles.num_ranks // roles.num_nodes
+
+    assert all(roles.drafter_of(m) // each == roles.target_of(m) // each for m in range(500))
+    assert [sum(rank // each == node for rank in roles.drafters) for node in range(roles.num_nodes)] == [
+        roles.num_drafters // roles.num_nodes
+    ] * roles.num_nodes
+
+
+def test_roles_that_cannot_be_shared_out_lie_one_after_the_other() -> None:
+    roles = Roles(num_drafters=1, num_targets=3, num_nodes=2)
+
+    assert (roles.drafters, roles.targets) == ([0], [1, 2, 3])
 
 
 def test_each_step_gives_every_drafter_as_many_micro_batches() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -75,3 +76,36 @@ def test_the_first_cause_that_was_told_is_everybodys(store) -> None:
     second.tell("rank 1 (target 0) failed: RuntimeError: Connection closed by peer")
 
     assert first.cause(wait_s=0.0) == second.cause(wait_s=0.0) == "rank 0 (drafter 0) failed: ValueError: no rows"
+
+
+class OutOfReach(dist.HashStore):  # type: ignore[name-defined,misc]
+    """A store whose machine is cut off at some moment: what is asked of it then is never answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.over = threading.Event(), threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        if self.cut.is_set():
+            self.over.wait(60)
+        super().set(key, value)
+
+
+@pytest.mark.slow  # beats are half a second apart
+def test_a_store_that_never_answers_ends_the_rank_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "SILENCE_S", 1.0)
+    monkeypatch.setattr(watching, "GRACE_S", 0.5)
+    store, told = OutOfReach(), list[str]()
+    ended = threading.Event()
+
+    def end(text: str) -> None:
+        told.append(text)
+        ended.set()
+
+    watch = Watch(store, ROLES, 1, end)
+    watch.start()
+    store.cut.set()
+
+    assert ended.wait(60)
+    store.over.set()
+    assert told[0] == "the first host's launcher was not heard for 1 s: that machine is out of reach"

@@ -1,0 +1,104 @@
+"""A host of a job with its door open: what the job would be there, which GPUs it gets, and what speaks against a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from orchestrator import gate
+from orchestrator.actions.host_facts import choose_gpus, gate_facts, require
+from orchestrator.actions.order import Settled
+from orchestrator.actions.site import Site, open_site
+from orchestrator.actions.telling import Tell
+from orchestrator.errors import DraftyardError
+from orchestrator.launch import find_processes
+from orchestrator.store.rows import Kind, RunRow
+from orchestrator.store.run_states import Choose
+from orchestrator.store.writes import Store
+
+Take = Callable[[Choose], tuple[str, ...]]  # tells the choice which GPUs are promised, and keeps what it takes
+
+
+@dataclass(frozen=True)
+class Lot:
+    """One host of a job with its door open, and what the job is there."""
+
+    settled: Settled
+    site: Site
+
+    @property
+    def name(self) -> str:
+        return self.settled.host.name
+
+
+@contextmanager
+def opened(settled: Settled, tell: Tell) -> Iterator[list[Lot]]:
+    with ExitStack() as stack:
+        lots = []
+        for each in settled.each:
+            tell(f"looking at {each.host.name}")
+            lots.append(Lot(each, stack.enter_context(open_site(each.host))))
+        yield lots
+
+
+def inspect(
+    lot: Lot, take: Take, *, kind: str = Kind.TRAIN, cap_bytes: int | None = None
+) -> tuple[tuple[str, ...], gate.Fingerprint]:
+    """The GPUs the job gets and the fingerprint of what would run. Raises MissingDependency or GpuBusy."""
+    settled, facts = lot.settled, lot.site.facts
+    require(facts, settled.spec, host=lot.name, python=lot.site.place.python)
+    gpus = take(choice(lot, kind))
+    seen = gate_facts(facts, gpus)
+    mark = gate.fingerprint(settled.spec, tree_hash=settled.tree.hash, host=seen, env=settled.env, cap_bytes=cap_bytes)
+    return gpus, mark
+
+
+def choice(lot: Lot, kind: str) -> Choose:
+    def choose(promised: Mapping[str, str]) -> tuple[str, ...]:
+        facts, settled = lot.site.facts, lot.settled
+        return choose_gpus(
+            facts,
+            settled.gpus,
+            settled.spec,
+            host=lot.name,
+            promised=promised,
+            kind=Kind(kind),
+            num_gpus=settled.num_gpus,
+        )
+
+    return choose
+
+
+def refuse_unlike(first: Lot, lot: Lot) -> None:
+    """Processes of cards and of processors speak to one another by different means."""
+    with_cards, without = sorted((first, lot), key=lambda each: not each.site.facts.get("gpus"))
+    if with_cards.site.facts.get("gpus") and not without.site.facts.get("gpus"):
+        raise DraftyardError(
+            f"host {with_cards.name} has GPUs and host {without.name} has none; a job wants hosts of one kind"
+        )
+
+
+def refuse_leftovers(store: Store, site: Site, run: RunRow) -> None:
+    """What outlived an earlier attempt would write into the same checkpoints.
+
+    What another start has begun meanwhile is no leftover, and nobody is told to end it: `new_attempt` refuses this one.
+    """
+    found = find_processes(site.shell, site.place, run_ids=[run.id])
+    now = store.reader.run(run.id)  # after the look: an attempt is written before it has processes
+    if found and now.state.is_final and now.attempt == run.attempt:
+        pids = ", ".join(str(item.pid) for item in found)
+        raise DraftyardError(
+            f"run {run.id} still has processes of an earlier attempt on host {site.host.name}: pid {pids}\n"
+            f"  end them first: draftyard reap {site.host.name}"
+        )
+
+
+def refuse_lost_checkpoints(site: Site, run: RunRow, paths: Sequence[str]) -> None:
+    """A resume that finds none of them would begin at step 0 without a word."""
+    folder = site.place.run_dir(run.id)
+    if paths and not any(site.shell.stat(f"{folder}/{path}") for path in reversed(paths)):
+        raise DraftyardError(
+            f"host {run.host} has none of the {len(paths)} checkpoints of run {run.id} any more; a resume would begin "
+            f"anew\n  launch it anew: draftyard launch {run.recipe} -b {run.branch} --host {run.host}"
+        )

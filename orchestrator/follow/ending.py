@@ -1,0 +1,153 @@
+"""The last word on an attempt: its cause, what its cards still hold, whether another attempt is wished.
+
+Of a run over several hosts each host's part ends by itself, and the run with the last of them; see `nodes`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.failure import UNEXPLAINED, Failure, Findings, Told, causes
+from orchestrator.follow import nodes
+from orchestrator.follow.desk import Desk
+from orchestrator.follow.status import Rules, Verdict, still_held
+from orchestrator.follow.streams import AttemptPlace, torn_bytes, unread_names
+from orchestrator.observe import Evidence
+from orchestrator.redact import redact, redact_tree
+from orchestrator.store.logs import name_of_log
+from orchestrator.store.rows import Document, FailureRow, Kind, RunRow, State
+from orchestrator.units import counted
+from remote.rundir import writer_of
+
+LOG_TAIL_BYTES = 512 * 1024
+LIFE = ("start_timeout_s", "stall_factor", "grace_s", "retries", "retry_on")  # what the recipe's life decides here
+
+
+def rules_of(desk: Desk, run: RunRow) -> Rules:
+    spec = json.loads(desk.reader.document(run.id, Document.SPEC) or "{}")
+    life = spec.get("life") or {}
+    known = {name: life[name] for name in LIFE if name in life}
+    return Rules(is_script=spec.get("entry") == "script" or run.kind == "script", **known)
+
+
+def writers(seen: Evidence) -> tuple[str, ...]:
+    """Whose events lie in this host's folder."""
+    return tuple(named[0] for file in seen.files if (named := writer_of(file.name)) is not None)
+
+
+def end_part(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict) -> None:
+    """Keeps how the run has ended on this host; with the last of them the run has ended."""
+    end = nodes.End(run.node, run.host, verdict, seen.exit or {}, writers(seen), _still_held(desk, run, seen))
+    desk.store.end_node(run.id, run.node, run.attempt, end.dump())
+    _say_torn(desk, run, seen)
+    conclude_all(desk, run)
+
+
+def conclude_all(desk: Desk, run: RunRow) -> None:
+    ends = nodes.all_ended(desk.reader, run)
+    if ends is None:
+        return
+    is_asked = any(wish.kind == "stop" for wish in desk.reader.intents(run.id))
+    verdict, chosen = nodes.whole(ends, nodes.last_words(desk.reader, run), stop_was_asked=is_asked)
+    view = replace(run, host=chosen.host, node=chosen.number)
+    seen = replace(Evidence.nothing(), exit=dict(chosen.exit))
+    end_with_cause(desk, view, seen, verdict, may_retry=True)
+
+
+def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *, may_retry: bool = False) -> None:
+    """The last word on the attempt, unless it had ended already or a newer one was made meanwhile."""
+    failures = causes(_findings(desk, run, seen.exit)) if verdict.needs_cause else []
+    if verdict.state is State.STOPPED:  # an exit status that nothing explains is no news of what was told to end
+        failures = [item for item in failures if item.kind != UNEXPLAINED]
+    reason, evidence = verdict.reason, verdict.evidence
+    if failures:
+        desk.store.replace_failures(
+            run.id, run.attempt, [_failure_row(run, item, i) for i, item in enumerate(failures)]
+        )
+        first = failures[0]
+        if first.reason is not None and verdict.state is not State.STOPPED:
+            reason = first.reason
+        evidence = f"{evidence}; {redact(first.message)}"
+    held = "" if run.more_hosts else _still_held(desk, run, seen)  # else each part has said it
+    if held:
+        evidence = f"{evidence}; {held}"
+    has_ended = desk.store.set_state(
+        run.id,
+        verdict.state,
+        reason=reason,
+        evidence=evidence,
+        ended_s=verdict.ended_s,
+        attempt=run.attempt,
+        wish="retry" if may_retry and _wants_retry(desk, run, verdict.state, reason) else None,
+    )
+    if has_ended:
+        _say_torn(desk, run, seen)
+
+
+def _say_torn(desk: Desk, run: RunRow, seen: Evidence) -> None:
+    """A record cut off by a kill, a full disk or a disk pulled out too early."""
+    for writer, size in torn_bytes(desk.store, AttemptPlace(run.id, run.attempt, ""), seen.files).items():
+        text = f"the last record of {writer} is cut off after {size} bytes; what it said is lost"
+        desk.store.add_event(run.id, "bad_line", text)
+    unread = unread_names(seen.files)
+    if unread:
+        text = f"{counted(len(unread), 'events file')} not read, {unread[0]!a} first: no Reporter takes such a writer"
+        desk.store.add_event(run.id, "bad_line", text)
+
+
+def _still_held(desk: Desk, run: RunRow, seen: Evidence) -> str:
+    """Memory is back when the driver says so, not when a process is gone: it may hang in the driver, or leave a child."""
+    if not (seen.exit or {}).get("gpus"):
+        return ""
+    before = desk.reader.gpu_use_at_first(run.id, run.attempt)
+    return still_held(seen.exit, before, desk.reader.gpus_by_host(run.id).get(run.host, ()))
+
+
+def _wants_retry(desk: Desk, run: RunRow, state: State, reason: str | None) -> bool:
+    """The recipe's own wish: so many more attempts, for these reasons (`exit` also means exit:3)."""
+    if state not in (State.FAILED, State.LOST) or run.kind != Kind.TRAIN:  # in a reboot it is lost
+        return False
+    rules = rules_of(desk, run)
+    word = (reason or "").split(":")[0]
+    return run.attempt <= rules.retries and word in rules.retry_on
+
+
+def _findings(desk: Desk, run: RunRow, exit_file: Mapping[str, Any] | None) -> Findings:
+    told = [
+        Told(writer=row.writer, at_s=row.at_s, fields=row.fields)
+        for row in desk.reader.events(run.id, kinds=["failure"])
+        if row.attempt == run.attempt
+    ]
+    return Findings(
+        told=told,
+        stderr=_tail(desk, run, name_of_log("stderr", run.node)),
+        stdout=_tail(desk, run, name_of_log("stdout", run.node)),
+        exit_file=exit_file or {},
+    )
+
+
+def _tail(desk: Desk, run: RunRow, stream: str) -> str:
+    """Its newest end, without the secrets that are known here."""
+    logs = desk.reader.logs
+    start = max(0, logs.size_bytes(run.id, run.attempt, stream) - LOG_TAIL_BYTES)
+    return logs.read(run.id, run.attempt, stream, offset=start, size=LOG_TAIL_BYTES).decode("utf-8", "replace")
+
+
+def _failure_row(run: RunRow, found: Failure, place: int) -> FailureRow:
+    return FailureRow(
+        run_id=run.id,
+        attempt=run.attempt,
+        kind=found.kind,
+        message=redact(found.message),
+        hint=found.hint,
+        source=found.source,
+        stage=found.stage,
+        step=found.step,
+        traceback=redact(found.traceback),
+        facts=redact_tree(found.facts),
+        at_s=found.at_s,
+        is_first_cause=place == 0,
+    )
