@@ -7,7 +7,7 @@ path itself is off. It chooses nothing: `attention` and `workbench` do, and say 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -52,13 +52,13 @@ class Trial(NamedTuple):
 def check_attention(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
     """Of `drafter.attention: triton`, under every rule that a layer of the drafter has."""
     obstacle = attention.obstacle(spec.drafter, device=device, dtype=dtype)
-    return Verdict(False, obstacle) if obstacle else _verdict(attention_trials(spec, device, dtype), device, dtype)
+    return Verdict(False, obstacle) if obstacle else judge(attention_trials(spec, device, dtype), device, dtype)
 
 
 def check_kernels(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
     """Of `train.kernels: triton`: norms, heads, SwiGLU, and the loss over the whole vocabulary."""
     obstacle = launch.obstacle(device=device, dtype=dtype)
-    return Verdict(False, obstacle) if obstacle else _verdict(kernel_trials(spec, device, dtype), device, dtype)
+    return Verdict(False, obstacle) if obstacle else judge(kernel_trials(spec, device, dtype), device, dtype)
 
 
 def attention_trials(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Iterator[Trial]:
@@ -100,7 +100,8 @@ def worst_errors(trial: Trial) -> tuple[float, float]:
     return _error(_results(trial.ours, trial.tensors), exact), _error(_results(trial.plain, trial.tensors), exact)
 
 
-def _verdict(trials: Iterator[Trial], device: torch.device, dtype: torch.dtype) -> Verdict:
+def judge(trials: Iterable[Trial], device: torch.device, dtype: torch.dtype) -> Verdict:
+    """The worst of the trials against what is granted; whatever a trial raises is a check that failed."""
     worst, allowed = 0.0, TOLERANCE[dtype]
     try:
         for trial in trials:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from remote.drafter import leak, synthetic, workbench
+from remote.drafter import ladder, leak, synthetic, workbench
 from remote.drafter.blocks import check_row
 from remote.drafter.measure import Meter
 from remote.drafter.smoke import RungFailed, run_rung
@@ -318,3 +318,22 @@ def test_on_a_cuda_card_a_whole_step_never_waits_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
     assert bench.optimizer.latch.read() is None
+
+
+def test_on_a_card_the_next_rungs_process_waits_until_it_is_told_and_ends_when_nobody_tells_it(tmp_path: Path) -> None:
+    """A job that says its device is a card; the rungs themselves run here."""
+    job = replace(make_job(tmp_path, tiny_spec()), device=torch.device("cuda"))
+    processes = ladder._Processes(job, ["fwd", "leak", "multi_doc"], cap_bytes=None)
+
+    assert processes.run("fwd") == 0
+    early = dict(processes._early)
+    assert list(early) == ["leak"]
+    assert events(job.run, writer="rung-leak") == []
+    assert processes.run("leak") == 0
+    last = processes._early["multi_doc"]
+    processes.close()
+
+    assert early["leak"].returncode == 0
+    assert last.returncode == 1
+    assert [event.fields["passed"] for event in events(job.run, writer="rung-leak", kind="rung")] == [True]
+    assert events(job.run, writer="rung-multi_doc") == []
