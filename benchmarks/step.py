@@ -154,9 +154,9 @@ class Bench:
         """One step; `mark(part)` is called where a part ends. The host waits for nothing."""
         mark = mark or (lambda part: None)
         made, plan = (held.to(self.device) for held in self.blocks(seed))
-        hidden_TH = self.model(self.features_SC, F.embedding(made.ids_T, self.table_VH), self.row.to(self.device), made)
+        hidden = self.hidden(made, plan)
         mark("forward")
-        loss = self.loss(hidden_TH, made, plan)
+        loss = self.loss(hidden, made, plan)
         mark("head and loss")
         loss.backward()
         mark("backward")
@@ -164,13 +164,20 @@ class Bench:
         mark("optimizer")
         return loss.detach()
 
-    def loss(self, hidden_TH: Tensor, made: Blocks, plan: HeadPlan) -> Tensor:
+    def hidden(self, made: Blocks, plan: HeadPlan) -> Tensor:
+        """Of the slots that carry loss; the first user's way computes every slot."""
+        rows_M = None if self.variant.loss == "checkpointed" else plan.index_M
+        embeddings_TH = F.embedding(made.ids_T, self.table_VH)
+        hidden: Tensor = self.model(self.features_SC, embeddings_TH, self.row.to(self.device), made, rows_M)
+        return hidden
+
+    def loss(self, hidden: Tensor, made: Blocks, plan: HeadPlan) -> Tensor:
         if self.variant.loss == "checkpointed":
             return checkpointed_loss(
-                hidden_TH, made, head_VH=self.head_VH, teacher_hidden_SH=self.teacher_SH, kl=KL, gamma=GAMMA
+                hidden, made, head_VH=self.head_VH, teacher_hidden_SH=self.teacher_SH, kl=KL, gamma=GAMMA
             )
         return drafter_loss(
-            hidden_TH, made, head_VH=self.head_VH, teacher_hidden_SH=self.teacher_SH, spec=self.loss_spec, plan=plan,
+            hidden, made, head_VH=self.head_VH, teacher_hidden_SH=self.teacher_SH, spec=self.loss_spec, plan=plan,
             is_fused=self.variant.loss == "fused",
         ).objective()  # fmt: skip
 
@@ -205,8 +212,7 @@ def check(variant: Variant, shape: Shape, device: torch.device) -> float:
         setattr(exact, name, getattr(ours, name).double())
     for bench in (ours, exact):
         made, plan = (held.to(device) for held in bench.blocks(0))
-        hidden = bench.model(bench.features_SC, F.embedding(made.ids_T, bench.table_VH), bench.row.to(device), made)
-        bench.loss(hidden, made, plan).backward()
+        bench.loss(bench.hidden(made, plan), made, plan).backward()
     pairs = zip(ours.model.parameters(), exact.model.parameters(), strict=True)
     return max(float((a.grad.double() - b.grad).norm() / b.grad.norm()) for a, b in pairs)
 

@@ -1,6 +1,6 @@
 """The drafter's loss: head, terms and metrics fused over chunks, the gradient made in the forward pass.
 
-Shapes: T block tokens, M supervised slots, S context tokens, V vocabulary, H hidden size, B block size.
+Shapes: T block tokens, M supervised slots of them, S context tokens, V vocabulary, H hidden size, B block size.
 
 The head is frozen, so a chunk's logits are needed once: terms, metrics and d(loss)/d(hidden) come from the same
 visit, and no more than one chunk's logits ever live. What remains for the backward is one (M, H) tensor (two with
@@ -73,7 +73,7 @@ class LossSums:
 
 
 def drafter_loss(
-    hidden_TH: Tensor,
+    hidden: Tensor,
     blocks: Blocks,
     *,
     head_VH: Tensor,
@@ -82,11 +82,12 @@ def drafter_loss(
     plan: HeadPlan | None = None,
     is_fused: bool = False,
 ) -> LossSums:
-    """Loss and metric sums of the drafter's normed hidden states.
+    """Loss and metric sums of the drafter's normed hidden states: (T, H) of all block tokens, or, with a plan of their head,
+    (M, H) of its supervised slots alone, as the drafter gives them for `plan.index_M`. A plan made on the CPU saves a look
+    at the device.
 
     `teacher_hidden_SH` is the target's last hidden state, normed exactly once; slot k reads position anchor+k-1. It may
-    be None where neither a term nor the label needs it. `plan` saves a look at the device when made on the CPU.
-    `is_fused` takes the row kernels of `kernels.cross_entropy` where torch's own operations would be used.
+    be None where neither a term nor the label needs it. `is_fused` takes the row kernels of `kernels.cross_entropy` where torch's own operations would be used.
     """
     assert not head_VH.requires_grad, "the head belongs to the target and is frozen"
     if needs_teacher(spec):
@@ -96,11 +97,14 @@ def drafter_loss(
             )
     else:
         teacher_hidden_SH = None
-    plan = plan or plan_head(blocks, chunk_tokens=spec.chunk_tokens)
-    with_gradient = hidden_TH.requires_grad and torch.is_grad_enabled()
+    if plan is None:
+        plan = plan_head(blocks, chunk_tokens=spec.chunk_tokens)
+        hidden = hidden.index_select(0, plan.index_M)
+    assert hidden.shape[0] == plan.index_M.shape[0], "the plan's slots, one hidden state each"
+    with_gradient = hidden.requires_grad and torch.is_grad_enabled()
     work = _Work(plan, head_VH, teacher_hidden_SH, spec, with_gradient, loss_fused if is_fused else loss_chunk)
-    totals = empty_totals(blocks.block_size, spec, device=hidden_TH.device)
-    numerator, cap_numerator = _FusedLoss.apply(hidden_TH, work, totals)
+    totals = empty_totals(blocks.block_size, spec, device=hidden.device)
+    numerator, cap_numerator = _FusedLoss.apply(hidden, work, totals)
     totals["numerator"], totals["cap_numerator"] = numerator.detach()[None], cap_numerator.detach()[None]
     totals["denominator"] = _denominator(blocks, totals, spec)
     return LossSums(numerator, cap_numerator, totals)
@@ -140,28 +144,26 @@ class _Work:
 
 
 class _FusedLoss(torch.autograd.Function):
-    """hidden_TH -> (numerator, cap numerator); fills `totals` on the way and keeps their gradients."""
+    """hidden_MH -> (numerator, cap numerator); fills `totals` on the way and keeps their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_TH: Tensor, work: _Work, totals: Totals) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_MH: Tensor, work: _Work, totals: Totals) -> tuple[Tensor, Tensor]:
         plan, spec = work.plan, work.spec
         num_grads = (1 + bool(spec.terms.get("cap"))) if work.with_gradient else 0
-        grads = [hidden_TH.new_empty(plan.index_M.shape[0], hidden_TH.shape[1]) for _ in range(num_grads)]
+        grads = [torch.empty_like(hidden_MH) for _ in range(num_grads)]
         teacher: Any = None  # a Teacher of that module
         for chunk in plan.chunks:
             teacher = _teacher(work, chunk, teacher)
             rows = slice(*chunk.slots)
             outcome = work.rows.chunk_loss(
-                hidden_TH.index_select(0, plan.index_M[rows]), _slots(plan, chunk),
-                teacher=teacher, head_VH=work.head_VH, spec=spec, with_gradient=work.with_gradient,
+                hidden_MH[rows], _slots(plan, chunk), teacher=teacher, head_VH=work.head_VH, spec=spec, with_gradient=work.with_gradient,
             )  # fmt: skip
             for name, value in outcome.totals.items():
                 totals[name] += value
             parts = [part for part in (outcome.gradient_MH, outcome.cap_gradient_MH) if part is not None]
             for grad_MH, part in zip(grads, parts, strict=True):
                 grad_MH[rows] = part
-        ctx.save_for_backward(plan.index_M, *grads)
-        ctx.num_tokens = hidden_TH.shape[0]
+        ctx.save_for_backward(*grads)
         numerator = sum(
             (spec.terms[term] * totals[term][0] for term in _averaged(spec)), torch.zeros_like(totals["weights"][0])
         )
@@ -171,16 +173,16 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        index_M, *grads = ctx.saved_tensors
-        out_TH = grads[0].new_zeros(ctx.num_tokens, grads[0].shape[1])
-        work = torch.promote_types(out_TH.dtype, torch.float32)  # a bf16 factor would be off by up to 0.4 %
-        for start in range(0, index_M.shape[0], SCALE_ROWS):
+        grads = ctx.saved_tensors
+        out_MH = torch.empty_like(grads[0])
+        work = torch.promote_types(out_MH.dtype, torch.float32)  # a bf16 factor would be off by up to 0.4 %
+        for start in range(0, out_MH.shape[0], SCALE_ROWS):
             rows = slice(start, start + SCALE_ROWS)
             scaled = [
                 grad_MH[rows].to(work) * factor.to(work) for grad_MH, factor in zip(grads, grad_outputs, strict=False)
             ]
-            out_TH.index_copy_(0, index_M[rows], torch.stack(scaled).sum(0).to(out_TH.dtype))
-        return out_TH, None, None
+            out_MH[rows] = torch.stack(scaled).sum(0)
+        return out_MH, None, None
 
 
 def _averaged(spec: LossSpec) -> list[str]:

@@ -80,12 +80,15 @@ class DrafterAttention(nn.Module):
         return self.k_norm.then_rotate(self._heads(self.k_proj(x_NH)), at), self._heads(self.v_proj(x_NH))
 
     def forward(
-        self, x_TH: Tensor, norm: RMSNorm, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend
-    ) -> Tensor:
+        self, x_TH: Tensor, norm: RMSNorm, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend,
+        rows_M: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """What attention adds to the block tokens, or to the rows that are asked for; all are keys either way."""
         query_TQD, key_TGD, value_TGD = map(self._heads, norm.then(x_TH, self.q_proj, self.k_proj, self.v_proj))
         query_TQD = self.q_norm.then_rotate(query_TQD, at)  # under the same names, so that what was before is freed
         key_TGD = self.k_norm.then_rotate(key_TGD, at)
-        return self.o_proj(attend(query_TQD, KeyValues(*context, key_TGD, value_TGD)).flatten(1))
+        out_TQD = attend(query_TQD, KeyValues(*context, key_TGD, value_TGD))
+        return self.o_proj(_rows(out_TQD, rows_M).flatten(1))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))
@@ -114,13 +117,22 @@ class DrafterLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden_size, drafter.rms_norm_eps, operations)
         self.mlp = DrafterMLP(hidden_size, drafter.intermediate_size, operations)
 
-    def forward(self, x_TH: Tensor, context_SH: Tensor, positions: Positions, attend: Attend) -> Tensor:
-        return self.advance(x_TH, self.self_attn.key_value(context_SH, positions.context), positions.block, attend)
+    def forward(
+        self, x_TH: Tensor, context_SH: Tensor, positions: Positions, attend: Attend, rows_M: Tensor | None = None
+    ) -> Tensor:
+        context = self.self_attn.key_value(context_SH, positions.context)
+        return self.advance(x_TH, context, positions.block, attend, rows_M)
 
-    def advance(self, x_TH: Tensor, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend) -> Tensor:
-        """The residual stream of the block tokens after this layer, given the context's keys and values."""
-        x_TH = x_TH + self.self_attn(x_TH, self.input_layernorm, context, at, attend)
-        return x_TH + self.mlp(x_TH, self.post_attention_layernorm)
+    def advance(
+        self, x_TH: Tensor, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend, rows_M: Tensor | None = None
+    ) -> Tensor:
+        """The residual stream of the block tokens after this layer, given the context's keys and values.
+
+        With `rows_M` of those rows alone, (M, H): the others end at this layer's keys and values.
+        """
+        added = self.self_attn(x_TH, self.input_layernorm, context, at, attend, rows_M)
+        x_MH = _rows(x_TH, rows_M) + added
+        return x_MH + self.mlp(x_MH, self.post_attention_layernorm)
 
 
 class DraftCache:
@@ -177,15 +189,22 @@ class DFlashDrafter(nn.Module):
             drawn = torch.empty(parameter.shape, device=generator.device).normal_(0.0, INIT_STD, generator=generator)
             parameter.copy_(drawn)
 
-    def forward(self, features_SC: Tensor, block_embeddings_TH: Tensor, row: Row, blocks: Blocks) -> Tensor:
-        """Normed hidden states (T, H) of every block token, in the drafter's dtype."""
+    def forward(
+        self, features_SC: Tensor, block_embeddings_TH: Tensor, row: Row, blocks: Blocks, rows_M: Tensor | None = None
+    ) -> Tensor:
+        """Normed hidden states (T, H) of every block token, in the drafter's dtype.
+
+        With `rows_M` (int64) those of these rows alone, (M, H), the same numbers: where only the slots that carry loss
+        are read, the last layer's output product and MLP are spared for all others.
+        """
         num_context = row.input_ids_S.shape[0]
         attends = {rule: self.backend.plan(visible(rule, blocks, num_context)) for rule in set(self.rules)}
         positions = Positions(self._rotary(row.position_S), self._rotary(blocks.position_T))
         context_SH = self.context(features_SC)
         x_TH = block_embeddings_TH.to(context_SH.dtype)
-        for layer, rule in zip(self.layers, self.rules, strict=True):
-            x_TH = self._run(layer)(x_TH, context_SH, positions, attends[rule])
+        for number, (layer, rule) in enumerate(zip(self.layers, self.rules, strict=True), start=1):
+            wanted_M = rows_M if number == len(self.layers) else None
+            x_TH = self._run(layer)(x_TH, context_SH, positions, attends[rule], wanted_M)
         return self.norm(x_TH)
 
     def for_any_shape(self) -> DFlashDrafter:
@@ -235,6 +254,10 @@ class DFlashDrafter(nn.Module):
             return layer
         reentrant = self.activation_checkpointing == "reentrant"
         return partial(checkpoint, layer, use_reentrant=reentrant, preserve_rng_state=False)
+
+
+def _rows(x: Tensor, rows_M: Tensor | None) -> Tensor:
+    return x if rows_M is None else x.index_select(0, rows_M)
 
 
 def tensor_shapes(target: TargetSpec, drafter: DrafterSpec) -> dict[str, tuple[int, ...]]:

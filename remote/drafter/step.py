@@ -122,15 +122,16 @@ def run_step(step: int, micro_batches: Sequence[MicroBatch], bench: Workbench) -
 
 def forward(micro_batch: MicroBatch, bench: Workbench) -> LossSums:
     """Loss sums of one micro-batch, differentiable where gradients are on."""
-    blocks = micro_batch.blocks
-    hidden_TH = bench.shared(micro_batch.features_SC, bench.embed(blocks.ids_T), micro_batch.row, blocks)
+    blocks, plan = micro_batch.blocks, micro_batch.plan
+    embeddings_TH = bench.embed(blocks.ids_T)
+    hidden_MH = bench.shared(micro_batch.features_SC, embeddings_TH, micro_batch.row, blocks, plan.index_M)
     return drafter_loss(
-        hidden_TH,
+        hidden_MH,
         blocks,
         head_VH=bench.head_VH,
         teacher_hidden_SH=micro_batch.last_hidden_SH,
         spec=bench.spec.loss,
-        plan=micro_batch.plan,
+        plan=plan,
         is_fused=bench.drafter.is_fused,
     )
 

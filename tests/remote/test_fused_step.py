@@ -13,6 +13,7 @@ from torch import Tensor
 
 from remote.drafter import synthetic, workbench
 from remote.drafter.attention import Backend
+from remote.drafter.head_plan import plan_head
 from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
 from remote.drafter.kernels.attention_forward import forward_kernel
 from remote.drafter.kernels.cross_entropy import _cross_entropy_kernel, _statistics_kernel
@@ -56,9 +57,11 @@ def step(
         for size in ((13, 3 * TARGET.hidden_size), (TARGET.vocab_size, TARGET.hidden_size), (13, TARGET.hidden_size))
     )
     model = model.bfloat16().to(device, dtype)
-    hidden = model(features, table[blocks.ids_T], row.to(device), blocks)
+    plan = plan_head(blocks, chunk_tokens=LOSS.chunk_tokens) if is_fused else None  # the plain one computes every row
+    rows_M = None if plan is None else plan.index_M
+    hidden = model(features, table[blocks.ids_T], row.to(device), blocks, rows_M)
     loss = drafter_loss(
-        hidden, blocks, head_VH=table, teacher_hidden_SH=teacher, spec=LOSS, is_fused=is_fused
+        hidden, blocks, head_VH=table, teacher_hidden_SH=teacher, spec=LOSS, plan=plan, is_fused=is_fused
     ).objective()
     loss.backward()
     return float(loss.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from remote.drafter.attention import Backend
 from remote.drafter.blocks import Blocks, Row, build_blocks
@@ -184,6 +185,48 @@ def test_activation_checkpointing_changes_no_gradient(mode: str, backend: str) -
     for kept, again in zip(gradients("none"), gradients(mode), strict=True):
         # reentrant checkpoints add the context's gradients of the layers up in another order
         assert relative_error(again, kept) <= (1e-14 if mode == "reentrant" else 0)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "non_reentrant", "reentrant"])
+def test_rows_that_are_asked_for_are_those_of_the_whole_with_their_gradients(checkpointing: str) -> None:
+    row, blocks, features_SC, embedded_TH = batch()
+    rows_M = blocks.supervised_T.nonzero().flatten()
+    whole, some = make(MIXED, checkpointing=checkpointing), make(MIXED, checkpointing=checkpointing)
+
+    expected_MH = whole(features_SC, embedded_TH, row, blocks)[rows_M]
+    found_MH = some(features_SC, embedded_TH, row, blocks, rows_M)
+    weight_MH = features_of(row)[: len(rows_M), : TARGET.hidden_size].repeat(len(rows_M), 1)[: len(rows_M)]
+    (expected_MH * weight_MH).sum().backward()
+    (found_MH * weight_MH).sum().backward()
+
+    assert 0 < len(rows_M) < len(blocks.supervised_T)
+    assert relative_error(found_MH.detach(), expected_MH.detach()) < 1e-14
+    for ours, theirs in zip(some.parameters(), whole.parameters(), strict=True):
+        assert relative_error(ours.grad, theirs.grad) < 1e-12
+
+
+def test_rows_that_nobody_reads_cost_no_work_in_the_last_mlp() -> None:
+    row, blocks, features_SC, embedded_TH = batch()
+    rows_M = blocks.supervised_T.nonzero().flatten()
+    model = make(MIXED)
+
+    def operations(wanted_M: Tensor | None) -> int:
+        with FlopCounterMode(display=False) as counter:
+            model(features_SC, embedded_TH, row, blocks, wanted_M).sum().backward()
+        return counter.get_total_flops()
+
+    spared = len(blocks.supervised_T) - len(rows_M)
+    a_row = PLAIN.num_heads * PLAIN.head_dim * TARGET.hidden_size + 3 * TARGET.hidden_size * PLAIN.intermediate_size
+    assert operations(None) - operations(rows_M) == 3 * 2 * spared * a_row
+
+
+def test_no_row_at_all_reaches_every_parameter_with_a_gradient_of_zero() -> None:
+    row, blocks, features_SC, embedded_TH = batch()
+    model = make(MIXED)
+
+    model(features_SC, embedded_TH, row, blocks, torch.empty(0, dtype=torch.int64)).sum().backward()
+
+    assert all(not parameter.grad.any() for parameter in model.parameters())
 
 
 def test_every_parameter_gets_a_gradient() -> None:
