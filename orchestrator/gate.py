@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from orchestrator.units import format_size
-from remote.spec import COSMETIC, UNTESTED, DFlashSpec, Spec
+from remote.spec import COSMETIC, READ_BY_REAL, REAL_RUNG, UNTESTED, DFlashSpec, Spec
 
 # A backward pass, documents kept apart, nothing seen ahead, a checkpoint that reads back: no recipe may waive them.
 FLOOR = ("fwd_bwd", "multi_doc", "leak", "checkpoint")
@@ -216,9 +216,13 @@ def _spec_parts(spec: Spec) -> dict[str, str]:
 
 
 def _untested(spec: Spec) -> tuple[str, ...]:
-    """What no rung reads. A script that is a rung may read any value, but neither how a run ends nor its neighbours."""
+    """What no rung reads. A script that is a rung may read any value, but neither how a run ends nor its neighbours.
+
+    Where the rung `real` is wanted, how its answers are made is read.
+    """
     sections = ("life.", "smoke.") if spec.smoke.scripts else ("",)
-    return tuple(f"spec.{path}." for path in UNTESTED.split() if path.startswith(sections))
+    read = READ_BY_REAL.split() if REAL_RUNG in spec.smoke.rungs else []
+    return tuple(f"spec.{path}." for path in UNTESTED.split() if path.startswith(sections) and path not in read)
 
 
 def _leaves(tree: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -29,7 +29,7 @@ from orchestrator.launcher import taken_retry
 from orchestrator.recipe.fields import nearest
 from orchestrator.store.rows import Document, Kind, RunRow, State
 from orchestrator.workplace import Workplace
-from remote.spec import DFlashSpec, ScriptSpec, SmokeSpec, Spec
+from remote.spec import REAL_RUNG, DFlashSpec, ScriptSpec, SmokeSpec, Spec
 
 LADDER = tuple(SmokeSpec().rungs)
 
@@ -238,7 +238,8 @@ def _rehearsal(
 def wanted_rungs(spec: Spec, named: Sequence[str]) -> tuple[str, ...]:
     """The rungs named, or every one of the recipe. Raises UsageError for one that nobody knows, or for none."""
     own = tuple(dict.fromkeys([*gate.required_rungs(spec), *spec.smoke.scripts]))
-    known = tuple(spec.smoke.scripts) if isinstance(spec, ScriptSpec) else tuple(dict.fromkeys([*LADDER, *own]))
+    bundled = () if isinstance(spec, ScriptSpec) else (*LADDER, REAL_RUNG)
+    known = tuple(dict.fromkeys([*bundled, *own]))
     for rung in named or own:
         if rung not in known:
             told = nearest(rung, list(known), "rung") if known else "smoke.scripts of the recipe names none"

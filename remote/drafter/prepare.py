@@ -69,15 +69,12 @@ def load_rows(
 
 def answers_path(spec: DFlashSpec, target: Target, *, data_dir: Path, cache: Path, progress: Progress = silent) -> Path:
     """The file with the target's own answers: the recipe's, else the one in the cache, made now if need be."""
-    data = spec.data
-    protocol = protocol_of(
-        target, temperature=data.answer_temperature, max_tokens=data.answer_tokens, seed=spec.train.seed
-    )
-    shipped = data_dir / data.answers
-    if shipped.is_file() and _is_of(shipped, protocol):
+    data, protocol = spec.data, _protocol(spec, target)
+    shipped = _shipped(spec, protocol, data_dir)
+    if shipped is not None:
         return shipped
     prompts = read_chats(data_dir / data.prompts)
-    kept = cache / "answers" / f"{_name(protocol, target, prompts)}.jsonl"
+    kept = _kept(protocol, target, prompts, cache)
     if kept.is_file():
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +83,31 @@ def answers_path(spec: DFlashSpec, target: Target, *, data_dir: Path, cache: Pat
         if not kept.is_file():
             _answer_all(prompts, target, protocol, into=AnswerFile(kept), report=(data.answer_batch, progress))
     return kept
+
+
+def found_answers(spec: DFlashSpec, target: Target, *, data_dir: Path, cache: Path) -> Path | None:
+    """The same file where there is one; makes nothing."""
+    protocol = _protocol(spec, target)
+    shipped = _shipped(spec, protocol, data_dir)
+    if shipped is not None or not (data_dir / spec.data.prompts).is_file():
+        return shipped
+    kept = _kept(protocol, target, read_chats(data_dir / spec.data.prompts), cache)
+    return kept if kept.is_file() else None
+
+
+def _protocol(spec: DFlashSpec, target: Target) -> Protocol:
+    data = spec.data
+    return protocol_of(target, temperature=data.answer_temperature, max_tokens=data.answer_tokens, seed=spec.train.seed)
+
+
+def _shipped(spec: DFlashSpec, protocol: Protocol, data_dir: Path) -> Path | None:
+    """The recipe's own file, where it was made as the recipe says."""
+    path = data_dir / spec.data.answers
+    return path if path.is_file() and _is_of(path, protocol) else None
+
+
+def _kept(protocol: Protocol, target: Target, prompts: Sequence[Chat], cache: Path) -> Path:
+    return cache / "answers" / f"{_name(protocol, target, prompts)}.jsonl"
 
 
 def _is_of(path: Path, protocol: Protocol) -> bool:

@@ -159,6 +159,22 @@ def test_evidence_stays_for_what_no_rung_reads_and_for_nothing_else(sections: An
     assert found.is_allowed is is_same
 
 
+def test_where_the_rung_on_real_rows_is_wanted_how_its_answers_are_made_counts() -> None:
+    def mark(rungs: list[str], **data: Any) -> str:
+        return _mark(tiny_spec(smoke={"rungs": rungs}, data=data)).value
+
+    for changed in ({"answer_temperature": 0.7}, {"answer_tokens": 9}):
+        assert mark(["fwd_bwd"]) == mark(["fwd_bwd"], **changed)
+        assert mark(["fwd_bwd", "real"]) != mark(["fwd_bwd", "real"], **changed)
+    assert mark(["fwd_bwd", "real"]) == mark(["fwd_bwd", "real"], answer_batch=1)
+
+
+def test_the_rung_on_real_rows_is_wanted_where_it_is_named_and_never_instead_of_another() -> None:
+    assert "real" not in gate.required_rungs(tiny_spec())
+    assert gate.required_rungs(tiny_spec(smoke={"rungs": ["real"]})) == ("real", *gate.FLOOR)
+    assert wanted_rungs(tiny_spec(), ["real"]) == ("real",)
+
+
 def test_a_script_that_is_a_rung_may_read_all_but_how_the_run_ends() -> None:
     scripts = SmokeSpec(rungs=["own"], scripts={"own": "own.py"})
     spec = dataclasses.replace(tiny_spec(), smoke=scripts)
