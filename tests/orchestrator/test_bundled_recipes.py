@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.recipe import BUNDLED, load_recipe
-from remote.spec import DFlashSpec, ScriptSpec, Spec, num_drafter_parameters
+from remote.plan import plan
+from remote.spec import DFlashSpec, RolesSpec, ScriptSpec, Spec, num_drafter_parameters
 from tests.remote.specs import published_layers
 
 NAMES = sorted(path.stem for path in BUNDLED.glob("*.yaml"))
@@ -68,6 +69,15 @@ def test_the_branches_of_the_large_recipe_are_the_first_users() -> None:
     assert ddtree.drafter.layer_types == ["sliding"] * 4 + ["full"]
     assert ddtree.data.noise.kind == "gaussian"
     assert ddtree.env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUDA_MODULE_LOADING": "LAZY"}
+
+
+def test_the_branch_with_roles_is_the_first_users_division_on_as_many_rows_and_fits_their_cards() -> None:
+    alone, shared = resolve("qwen3.6-27b", "ddtree"), resolve("qwen3.6-27b", "ddtree-8gpu")
+
+    assert shared.roles == RolesSpec(target=5, drafter=3, queue=20)
+    assert shared.train.accumulation * shared.train.num_steps == pytest.approx(alone.train.num_steps, rel=1e-4)
+    assert shared.optim.warmup_steps == pytest.approx(0.04 * shared.train.num_steps, rel=0.01)
+    assert plan(shared, capacity_bytes=95 * 2**30, device="cuda").verdict == "fits"
 
 
 def test_the_demos_data_files_are_shipped() -> None:
