@@ -3,9 +3,9 @@
     python3 - list WORK_DIR MIN_AGE_S              trees and runs: size, age, who needs them; old temporary files
     python3 - remove WORK_DIR MIN_AGE_S NAME ...   takes away trees/<hash>, runs/<id> and from tmp what may go
 
-Standard library only and nothing beside it. A tree may go when no run that could still need it
-names it and nobody shipped it lately; a run may go when its last attempt has ended or its processes
-are gone; temporary files of jobs may go when no run could need them, for a compiled kernel of long ago may
+Standard library only; sent together with processes.py. A tree may go when no run that could still need it
+names it, no process of ours works in it and nobody shipped it lately; a run may go when its last attempt has ended or its
+processes are gone, by its claim and by the marker that they carry, for a claim may be missing; temporary files of jobs may go when no run could need them, for a compiled kernel of long ago may
 be a live job's. That is looked at again, here, at the moment of removal: what somebody else started
 meanwhile stays. A folder is renamed before it is emptied, so that a half-removed one is never taken
 for whole.
@@ -19,17 +19,48 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from remote.processes import marked
 
 MARKER = ".draftyard-tree.json"
 TEMPORARY = "tmp"
 LEFTOVER_AGE_S = 86_400.0  # folders of ships that were cut, trees that were set aside
 
 
+@dataclass(frozen=True)
+class Living:
+    """Processes of ours by the marker in their environment: of which runs, and in which folders of `trees` they work."""
+
+    runs: frozenset[str]
+    trees: dict[str, set[str]]  # name -> runs
+
+    @classmethod
+    def of(cls, work_dir: Path) -> Living:
+        processes = marked(runs_dir=f"{work_dir}/runs")
+        trees: dict[str, set[str]] = {}
+        for process in processes:
+            for name in _below(work_dir / "trees", f"/proc/{process.pid}/cwd"):
+                trees.setdefault(name, set()).add(process.run_id)
+        return cls(frozenset(process.run_id for process in processes), trees)
+
+
+def _below(parent: Path, link: str) -> list[str]:
+    """The folder of `parent` that a link leads into, if it does."""
+    try:
+        inside = Path(link).resolve().relative_to(parent.resolve())
+    except (OSError, ValueError):
+        return []
+    return list(inside.parts[:1])
+
+
 def survey(work_dir: Path, min_age_s: float) -> dict[str, Any]:
-    runs = [run_facts(folder) for folder in _folders(work_dir / "runs")]
-    trees = [tree_facts(folder, runs) for folder in _folders(work_dir / "trees")]
+    living = Living.of(work_dir)
+    runs = [run_facts(folder, living.runs) for folder in _folders(work_dir / "runs")]
+    trees = [tree_facts(folder, runs, living) for folder in _folders(work_dir / "trees")]
     old = _temporary(work_dir, min_age_s)
     return {
         "trees": trees,
@@ -40,22 +71,25 @@ def survey(work_dir: Path, min_age_s: float) -> dict[str, Any]:
             "age_s": min(map(_newest_age_s, old), default=0.0),
             "in_use": [run["run_id"] for run in runs if is_needed(run)],
         },
-        "leftover_bytes": sum(_size(path) for path in _leftovers(work_dir)),
+        "leftover_bytes": sum(_size(path) for path in _leftovers(work_dir, living)),
     }
 
 
-def run_facts(folder: Path) -> dict[str, Any]:
+def run_facts(folder: Path, alive: Collection[str]) -> dict[str, Any]:
     return {
         "run_id": folder.name,
         "size_bytes": _size(folder),
         "checkpoint_bytes": _size(folder / "checkpoints"),
         "tree": _tree_of(folder),
-        **run_state(folder),
+        **run_state(folder, alive),
     }
 
 
-def run_state(folder: Path) -> dict[str, Any]:
-    """Whether it could still need anything: a few small files are looked at, none is walked through."""
+def run_state(folder: Path, alive: Collection[str]) -> dict[str, Any]:
+    """Whether it could still need anything: a few small files are looked at, none is walked through.
+
+    `alive`: runs of which a process was seen.
+    """
     attempts = sorted(
         (path for path in _folders(folder / "attempts") if path.name.isdecimal()), key=lambda p: int(p.name)
     )
@@ -63,13 +97,13 @@ def run_state(folder: Path) -> dict[str, Any]:
     return {
         "age_s": _age_s(newest or folder),
         "has_ended": newest is not None and (newest / "exit.json").is_file(),
-        "is_alive": newest is not None and _is_alive(newest / "claim"),
+        "is_alive": folder.name in alive or (newest is not None and _is_alive(newest / "claim")),
     }
 
 
-def _needed(work_dir: Path) -> list[Path]:
+def _needed(work_dir: Path, living: Living) -> list[Path]:
     """Folders of runs that could still need something, now."""
-    return [folder for folder in _folders(work_dir / "runs") if is_needed(run_state(folder))]
+    return [folder for folder in _folders(work_dir / "runs") if is_needed(run_state(folder, living.runs))]
 
 
 def _tree_of(folder: Path) -> str:
@@ -83,13 +117,14 @@ def _reads(folder: Path) -> set[str]:
     return {run_id for text in words for run_id in re.findall(r"/runs/([A-Za-z0-9][\w.-]*)", text)}
 
 
-def tree_facts(folder: Path, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def tree_facts(folder: Path, runs: list[dict[str, Any]], living: Living) -> dict[str, Any]:
+    users = [run["run_id"] for run in runs if run["tree"] == folder.name and is_needed(run)]
     return {
         "hash": folder.name,
         "size_bytes": _size(folder),
         "age_s": _age_s(folder / MARKER),
         "runs": [run["run_id"] for run in runs if run["tree"] == folder.name],
-        "in_use": [run["run_id"] for run in runs if run["tree"] == folder.name and is_needed(run)],
+        "in_use": [*users, *sorted(living.trees.get(folder.name, set()) - set(users))],
     }
 
 
@@ -101,22 +136,23 @@ def is_needed(run: dict[str, Any]) -> bool:
 def remove(work_dir: Path, names: list[str], min_age_s: float) -> dict[str, Any]:
     """What went, and why the rest stayed."""
     removed, kept, freed = [], {}, 0
+    living = Living.of(work_dir)  # what starts from now on is young
     for name in names:
-        reason = _reason_to_keep(work_dir, name, min_age_s)
+        reason = _reason_to_keep(work_dir, name, min_age_s, living)
         if reason is None:
             going = _temporary(work_dir, min_age_s) if name == TEMPORARY else [work_dir / name]
             freed += sum(map(_take_away, going))
             removed.append(name)
         else:
             kept[name] = reason
-    for path in _leftovers(work_dir):
+    for path in _leftovers(work_dir, living):
         freed += _take_away(path)
     return {"removed": removed, "kept": kept, "freed_bytes": freed}
 
 
-def _reason_to_keep(work_dir: Path, name: str, min_age_s: float) -> str | None:
+def _reason_to_keep(work_dir: Path, name: str, min_age_s: float, living: Living) -> str | None:
     if name == TEMPORARY:
-        users = [run.name for run in _needed(work_dir)]
+        users = [run.name for run in _needed(work_dir, living)]
         return f"in use by {', '.join(users)}" if users else None
     found = re.fullmatch(r"(trees|runs)/([A-Za-z0-9][\w.-]*)", name)
     if found is None:
@@ -124,12 +160,13 @@ def _reason_to_keep(work_dir: Path, name: str, min_age_s: float) -> str | None:
     folder = work_dir / name
     if not folder.is_dir() or folder.is_symlink():
         return "not there"
-    needed = _needed(work_dir)
+    needed = _needed(work_dir, living)
     if found[1] == "runs":
         readers = [run.name for run in needed if run != folder and folder.name in _reads(run)]
         own = "its processes are alive" if folder in needed else None
         return f"its files are read by {', '.join(readers)}" if readers else own
     users = [run.name for run in needed if _tree_of(run) == folder.name]
+    users += sorted(living.trees.get(folder.name, set()) - set(users))
     if users:
         return f"in use by {', '.join(users)}"
     age_s = _age_s(folder / MARKER)
@@ -174,15 +211,16 @@ def _newest_age_s(path: Path) -> float:
     return min([_age_s(path), *map(_age_s, inside)])
 
 
-def _leftovers(work_dir: Path) -> list[Path]:
+def _leftovers(work_dir: Path, living: Living) -> list[Path]:
     """What cut ships and cut removals leave behind, and spoiled trees, once old: but none that a live job may work in."""
     trees, runs = work_dir / "trees", work_dir / "runs"
     found = [*trees.glob(".staging-*"), *trees.glob(".spoiled-*"), *trees.glob(".going-*"), *runs.glob(".going-*")]
     found += (work_dir / TEMPORARY).glob(".going-*")
     found += list((trees / ".parts").glob("*"))
     old = [path for path in found if _age_s(path) > LEFTOVER_AGE_S]
-    used = set(map(_tree_of, _needed(work_dir))) if old else set()
-    return [path for path in old if path.name.removeprefix(".spoiled-").rpartition("-")[0] not in used]
+    used = set(map(_tree_of, _needed(work_dir, living))) if old else set()
+    aside = [path for path in old if path.name.removeprefix(".spoiled-").rpartition("-")[0] not in used]
+    return [path for path in aside if path.parent.name != "trees" or path.name not in living.trees]
 
 
 def _is_alive(claim: Path) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
 import time
 import uuid
@@ -29,6 +31,7 @@ from remote import sweep as over_there
 from remote.manifest import MARKER
 from remote.processes import kill_run
 from tests.orchestrator.runs import new_run
+from tests.remote.jobs import wait_for
 
 pytestmark = pytest.mark.slow  # real trees and processes
 
@@ -206,6 +209,37 @@ def test_a_spoiled_tree_stays_while_a_run_needs_a_tree_of_that_name(place: Workp
 
     assert left == [".spoiled-abc-17"]
     assert list(trees.iterdir()) == []
+
+
+@pytest.mark.parametrize("lost", ["claim", "folder"])
+def test_a_run_that_only_its_processes_tell_of_keeps_its_tree_until_they_are_reaped(
+    place: Workplace, job: Job, lost: str
+) -> None:
+    """Its supervisor was killed and its claim is missing: the marker in the environment is all there is."""
+    run = Path(launch.start(SHELL, place, job).run_dir)
+    attempt, tree = run / "attempts" / "1", Path(job.cwd)
+    supervisor = json.loads((attempt / "supervisor.json").read_text())
+    os.kill(supervisor["pid"], signal.SIGKILL)
+    wait_for(lambda: observe(SHELL, str(run)).supervisor_alive is False)
+    aside = tree.rename(tree.with_name(f".spoiled-{tree.name}-1"))
+    names = []
+    if lost == "claim":
+        (attempt / "claim").unlink()
+        names = [f"runs/{job.run_id}"]
+        older(attempt, 7200)
+    else:
+        shutil.rmtree(run)
+    older(aside, 172_800)
+
+    kept = sweep(SHELL, place, names, min_age_s=0)
+    assert aside.is_dir()
+    assert [item.run_id for item in launch.find_processes(SHELL, place)] == [job.run_id]
+    assert launch.reap(SHELL, place, names=[launch.attempt_name(job.run_id, 1)]) == []
+    swept = sweep(SHELL, place, names, min_age_s=0)
+
+    assert kept.kept == dict.fromkeys(names, "its processes are alive")
+    assert swept.removed == tuple(names)
+    assert not aside.exists()
 
 
 def test_old_temporary_files_go_while_no_run_lives_and_fresh_ones_stay(place: Workplace, tmp_path: Path) -> None:
