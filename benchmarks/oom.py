@@ -160,7 +160,7 @@ def measure(program: Program, bench: Bench) -> Result:
     started_s = time.monotonic()
     run = bench.run_dir(program, 1)
     with _beside(program, bench):
-        ending = _run(program, bench, 1, spec=_spec(program, bench), remedy=None)
+        ending = _run(program, bench, 1, spec=spec_of(program, bench), remedy=None)
     failure = explained(run.attempt(1), ending)
     word, text, spec = _first_suggestion(program, bench, failure)
     again = {} if word is None else _run(program, bench, 2, spec=spec, remedy=word)
@@ -207,7 +207,7 @@ def _first_suggestion(
     program: Program, bench: Bench, failure: Failure | None
 ) -> tuple[str | None, str, DFlashSpec | None]:
     """A word, what a person reads, and for the bundled trainer the changed spec."""
-    spec = _spec(program, bench)
+    spec = spec_of(program, bench)
     if spec is None:
         remedies = failure.facts.get("remedies") if failure is not None else None
         return (None, "none", None) if not remedies else (remedies[0]["word"], remedies[0]["text"], None)
@@ -239,7 +239,7 @@ def _beside(program: Program, bench: Bench) -> Iterator[None]:
 # --------------------------------------------------------------------------------------- shapes
 
 
-def _spec(program: Program, bench: Bench) -> DFlashSpec | None:
+def spec_of(program: Program, bench: Bench) -> DFlashSpec | None:
     """Of the bundled trainer: a small target's shapes on a card, smaller ones on a stand-in."""
     if program.changes is None:
         return None
