@@ -6,7 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
-JOBS ?= 2
+# One more than cores: what a test waits for (a silent host, a grace, a frozen server) costs no processor.
+JOBS ?= 3
 
 export HF_HUB_OFFLINE := 1
 export PYTHONUNBUFFERED := 1

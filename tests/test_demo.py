@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(place: Path) -> Mapping[str, str]:
-    """A user's own: nothing of the developer's data, threads as the recipe says."""
+def environment(place: Path) -> Iterator[Mapping[str, str]]:
+    """A user's own: nothing of the developer's data, threads as the recipe says. No run outlives the tests."""
     dropped = ("OMP_NUM_THREADS", "DRAFTYARD_DB")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return kept | {
+    own = kept | {
         "XDG_DATA_HOME": str(place / "data"),
         "XDG_CONFIG_HOME": str(place / "config"),
         "DRAFTYARD_DB": str(place / "runs.db"),
         "PYTHONPATH": str(ROOT),
     }
+    yield own
+    for run in json.loads(said([*DRAFTYARD, "ls", "--kind", "all", "--json"], own, ROOT))["runs"]:
+        if run["state"] in ("pending", "setting_up", "running"):
+            said([*DRAFTYARD, "stop", run["id"], "--now"], own, ROOT)
 
 
 def said(words: list[str], environment: Mapping[str, str], cwd: Path, timeout_s: float = 600) -> str:
@@ -157,7 +161,7 @@ def on_a_terminal(
     if pid == 0:
         os.chdir(cwd)
         os.execvpe(words[0], words, {**environment, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"})
-    shown, typed, deadline = b"", False, time.monotonic() + 120
+    shown, typed, deadline = b"", False, time.monotonic() + 240
     while time.monotonic() < deadline:
         if select.select([ours], [], [], 0.2)[0]:
             try:
