@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from remote.coherence import cross_field_errors
 from remote.drafter import ladder
 from remote.drafter.job import Job, StopWish, say
 from remote.drafter.ranks import Place, alone, joined
@@ -39,6 +40,8 @@ TREE = Path(__file__).resolve().parents[2]
 def main(arguments: Sequence[str]) -> int:
     """Runs one job and returns its exit status."""
     options = _options(arguments)
+    if options.when_told and not sys.stdin.readline():  # everything is loaded, the card untouched; nobody says go
+        return 1
     stop = StopWish()
     signal.signal(signal.SIGTERM, stop)
     attempt = RunDir(options.run_dir).attempt(int(os.environ.get("DRAFTYARD_ATTEMPT", "1")))
@@ -95,6 +98,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cap", type=int, metavar="BYTES", help="use at most this much GPU memory, as on a smaller card"
     )
+    parser.add_argument("--when-told", action="store_true", help="rung: begin at a line on stdin; the ladder's own")
     options = parser.parse_args(arguments)
     if options.job == "rung" and len(options.names) != 1:
         parser.error("rung takes the name of one rung")
@@ -109,6 +113,9 @@ def _job(options: argparse.Namespace, attempt: AttemptDir, reporter: Reporter, *
         raise UserFault(str(error)) from None
     if not isinstance(spec, DFlashSpec):
         raise UserFault(f"{run.spec_json}: entry is {spec.entry}; this trainer runs dflash")
+    wrong = [f"{path} {message}" for path, message in cross_field_errors(spec)]
+    if wrong:  # the local side has refused it: this one was written by something else
+        raise UserFault(f"{run.spec_json}: {'; '.join(wrong)}")
     work_dir = Path(os.environ.get("DRAFTYARD_WORK_DIR", run.root.parent.parent))
     if spec.train.num_threads is not None:
         torch.set_num_threads(spec.train.num_threads)
