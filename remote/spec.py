@@ -389,6 +389,10 @@ def _build(kind: Any, tree: dict[str, Any], where: str) -> Any:
     unknown = set(tree) - set(hints)
     if unknown:
         raise ValueError(f"{where}: unknown key {sorted(unknown)[0]!r} in {kind.__name__}")
+    needed = (each for each in dataclasses.fields(kind) if each.default is each.default_factory is dataclasses.MISSING)
+    missing = [each.name for each in needed if each.name not in tree]
+    if missing:
+        raise ValueError(f"{where}: {kind.__name__} has no {missing[0]!r}, which it needs")
     values = {
         name: _build(hints[name], value, f"{where}: {name}") if dataclasses.is_dataclass(hints[name]) else value
         for name, value in tree.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_job_that_cannot_start_reports_why_and_exits_1(tmp_path: Path) -> None
 def test_a_users_mistake_is_one_line_in_the_log_and_a_bug_keeps_its_traceback(
     tmp_path: Path, job: str, tiny_target_spec, tiny_drafter_spec
 ) -> None:
-    """Muon on a processor is refused for every job alike; a spec without a layer is no mistake that anybody foresaw."""
+    """Muon on a processor is refused for every job alike; a layer of no kind is no mistake that anybody foresaw."""
     spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, optim={"name": "muon"})
     run = make_run(tmp_path, spec)
     words = ["rung", "fwd"] if job == "rung" else ["train"]
@@ -104,7 +105,9 @@ def test_a_users_mistake_is_one_line_in_the_log_and_a_bug_keeps_its_traceback(
 
     broken = make_run(
         tmp_path / "bug",
-        replace(spec, drafter=replace(spec.drafter, block_size=0), optim=replace(spec.optim, name="adamw")),
+        replace(
+            spec, drafter=replace(spec.drafter, layer_types=["odd", "full"]), optim=replace(spec.optim, name="adamw")
+        ),
     )
     ended = run_job(broken, *words)
 
@@ -112,3 +115,32 @@ def test_a_users_mistake_is_one_line_in_the_log_and_a_bug_keeps_its_traceback(
     assert ended.returncode != 0
     assert failure.fields["traceback"].startswith("Traceback (most recent call last)")
     assert "Traceback (most recent call last)" in ended.stderr
+
+
+@pytest.mark.slow  # a process that imports torch
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"mask_token_id": 2}, r"drafter\.mask_token_id is 2, the eos token; .*; drafter\.mask_token_id is 2, the pad"),
+        ({"mask_token_id": 96}, r"drafter\.mask_token_id is 96; the vocabulary runs from 0 to 95"),
+        ({"captured_layers": [1, 3]}, r"drafter\.captured_layers is \[1, 3\]; ids run from 0 to 2: the last layer"),
+        ({"block_size": 64}, r"data\.row_tokens is 48; one block alone has 64 tokens"),
+        ({"mask_token_id": None}, r"DrafterSpec has no 'mask_token_id', which it needs"),  # None here: taken away
+    ],
+)
+def test_a_spec_that_no_recipe_could_give_is_refused_on_the_host_too(tmp_path: Path, changed, words) -> None:
+    """Written by hand or by an older side, it would train a drafter that nobody can serve, and say nothing."""
+    run = make_run(tmp_path, tiny_spec())
+    written = json.loads(run.spec_json.read_text())
+    for name, value in changed.items():
+        written["drafter"].pop(name)
+        written["drafter"] |= {} if value is None else {name: value}
+    run.spec_json.write_text(json.dumps(written))
+
+    ended = run_job(run, "train")
+
+    assert ended.returncode == 1
+    assert re.search(words, ended.stderr)
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert [event.fields["failure"] for event in events(run, kind="failure")] == ["remote.report.UserFault"]
+    assert not run.checkpoints.exists()
