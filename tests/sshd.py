@@ -227,7 +227,7 @@ def make_key(file: Path, kind: str = "ed25519", passphrase: str = "") -> None:
 
 def _wait_for_banner(server: Server, netns: str | None) -> None:
     """Listening is not enough: the first bytes must come."""
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while time.monotonic() < ends and server.process.poll() is None:
         if netns is not None:
             if "Server listening" in (server.log if (server.folder / "sshd.log").exists() else ""):

@@ -217,7 +217,7 @@ def test_a_supervisor_that_does_not_come_up_is_an_error_with_what_it_said(site: 
     )
 
     with pytest.raises(DraftyardError, match="broken on purpose"):
-        launch.start(site.shell, site.place, replace(site.job(), cwd=str(tree)), timeout_s=1.5)
+        launch.start(site.shell, site.place, replace(site.job(), cwd=str(tree)), timeout_s=6.0)
 
 
 def test_a_supervisor_killed_before_it_could_speak_is_told_as_that(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tui.plain import screen_text
 SCREENS = Path(__file__).parent / "screens"
 IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
 DEADLINE_S = 120.0  # far beyond the slowest test; a screen that failed to open would wait for ever
-SHOWN_S = 30.0  # for what takes less than a second on an idle machine
+SHOWN_S = 90.0  # for what takes less than a second on an idle machine
 IS_WRITING = bool(os.environ.get("DRAFTYARD_WRITE_SCREENS"))
 
 
