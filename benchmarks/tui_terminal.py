@@ -18,7 +18,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +154,3 @@ def watching(db: Path) -> Iterator[Watching]:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(leader)
-
-
-def paints_ms(answers: Sequence[Answer]) -> list[float]:
-    return [answer.paint_s * 1000 for answer in answers]

@@ -16,11 +16,12 @@ from rich.cells import cell_len
 
 from tui.canvas import Canvas
 from tui.curve import Axis, Sample, Trace, Window, axis_of, full_window, means, nearest, smooth, trace
-from tui.pieces import Line, Piece, fitted
+from tui.pieces import Line, Piece, fitted, width_of
 from tui.theme import MARKS, SERIES
 from tui.wording import count, fit, gib, short_count, value
 
-MARK_EVERY = len(SERIES)  # cells; a place for each
+MARK_EVERY = 2 * len(SERIES)  # cells; a place for each, and one between two
+SPAN_NOTE = "  mean in its span"
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ def chart_lines(title: str, unit: str, series: Sequence[Series], size: tuple[int
     plot = _plot_lines(canvas, axis, traces, unit, labels_width)
     if look.crosshair is not None:
         plot = _with_crosshair(plot, window, look.crosshair, labels_width, canvas.width)
-    head = fitted([*_title(title, unit, series, look, traces), *_reach(axis, traces, unit)], width)
-    return [head, *plot, _steps(window, width, labels_width)]
+    head = [*_title(title, unit, series, look, traces), *_reach(axis, traces, unit)]
+    if width_of(head) > width:  # a word of explanation goes before a number is cut
+        head = [piece for piece in head if piece[0] != SPAN_NOTE]
+    return [fitted(head, width), *plot, _steps(window, width, labels_width)]
 
 
 def _traces(series: Sequence[Series], window: Window, num_columns: int, look: Look) -> list[tuple[str, Trace]]:
@@ -111,7 +114,7 @@ def _plot_lines(
 def _own_mark(meaning: str, column: int) -> str:
     """Every few cells a curve of several bears the mark of its legend, each at places of its own."""
     place = SERIES.index(meaning) if meaning in MARKS else None
-    return "" if place is None or column % MARK_EVERY != place else MARKS[meaning]
+    return "" if place is None or column % MARK_EVERY != 2 * place else MARKS[meaning]
 
 
 def _leaving(axis: Axis, traces: Sequence[tuple[str, Trace]]) -> tuple[set[int], set[int]]:
@@ -167,7 +170,7 @@ def _title(title: str, unit: str, series: Sequence[Series], look: Look, traces: 
     num_bad = sum(one.num_bad for meaning, one in traces if meaning != "band")
     num_hidden = max((one.num_hidden for _, one in traces), default=0)
     if any(meaning == "band" for meaning, _ in traces):
-        pieces += [("  mean in its span", "faint")]
+        pieces += [(SPAN_NOTE, "faint")]
     pieces += [(f"  × {num_bad} not finite", "warn")] if num_bad else []
     pieces += [(f"  {num_hidden} ≤ 0 not shown", "warn")] if num_hidden else []
     pieces += [("  log", "muted")] if look.is_log else []

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 WATER_LINE_S = 3600.0  # how far back the memory over time goes
 EVENT_LIMIT = 60  # the newest
+RATES = ("block_tokens_per_s", "context_tokens_per_s")
 MAX_OLDER_ATTEMPTS = 3  # drawn dimmed behind the newest
 
 
@@ -93,6 +94,9 @@ class RunDetail:
     launch: Mapping[str, Any] | None = None
     host: HostRow | None = None
     pace: Pace = NO_PACE
+    rates: Mapping[str, float] = field(
+        default_factory=dict
+    )  # tokens a second, means of the newest reports as `pace` is
     answers: Answers = NO_ANSWERS  # asked for by the tabs that show them
     against: str = ""  # its speed beside a baseline's, in one sentence; asked for by the overview
 
@@ -143,6 +147,7 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
         launch=launch,
         host=hosts[0] if hosts else None,
         pace=_pace(reader, run, attempts, {row.name for row in series}),
+        rates=_rates(reader, run, {row.name for row in series}),
     )
 
 
@@ -241,6 +246,11 @@ def read_document(reader: Reader, run_id: str, name: Document) -> Mapping[str, A
         return None
     body = json.loads(text)
     return body if isinstance(body, dict) else None
+
+
+def _rates(reader: Reader, run: RunRow, names: set[str]) -> dict[str, float]:
+    told = {name: recent_mean(reader, run.id, name, attempt=run.attempt) for name in RATES if name in names}
+    return {name: mean for name, mean in told.items() if mean is not None}
 
 
 def _pace(reader: Reader, run: RunRow, attempts: Sequence[AttemptRow], names: set[str]) -> Pace:

@@ -15,7 +15,7 @@ from tui.wording import age, busy, fit, gib, short_count, state_letter
 
 def hosts_in_order(snapshot: Snapshot) -> list[HostRow]:
     """Those in trouble first, then the busiest."""
-    num_live = {host.name: sum(run.host == host.name for run in snapshot.live) for host in snapshot.hosts}
+    num_live = {host.name: sum(host.name in run.hosts for run in snapshot.live) for host in snapshot.hosts}
     return sorted(snapshot.hosts, key=lambda host: (host.unreachable_since_s is None, -num_live[host.name], host.name))
 
 
@@ -26,7 +26,7 @@ def hosts_lines(snapshot: Snapshot, width: int, *, chosen: str = "", ascii_only:
         ]
     lines: list[Line] = []
     for host in hosts_in_order(snapshot):
-        runs = [run for run in snapshot.live if run.host == host.name]
+        runs = [run for run in snapshot.live if host.name in run.hosts]
         head = heading(host.name, width, host.address)
         if host.name == chosen:
             head = [("▸ ", "accent"), *heading(host.name, width - 2, host.address)]

@@ -12,7 +12,7 @@ from orchestrator.actions.wishes import can_stop, kill_in_s
 from orchestrator.store.rows import State
 from orchestrator.units import counted
 from tui.chart import Look, Series, chart_lines
-from tui.detail import MetricCurve, RunDetail
+from tui.detail import RATES, MetricCurve, RunDetail
 from tui.pace import TRAINING, bottleneck
 from tui.pieces import (
     BLANK,
@@ -99,9 +99,10 @@ def speed_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
     """Both token rates, the split of a step, the queue with the side that waits."""
     latest, pace = detail.latest, detail.pace
     lines: list[Line] = [heading("Speed", width)]
-    for label, name in (("block", "block_tokens_per_s"), ("context", "context_tokens_per_s")):
-        if name in latest:
-            lines.append(field(label, [(rate(latest[name]), "strong"), (" tokens/s", "muted")]))
+    for name in RATES:
+        if name in detail.rates:
+            told = [(rate(detail.rates[name]), "strong"), (" tokens/s", "muted")]
+            lines.append(field(name.removesuffix("_tokens_per_s"), told))
     depth, capacity = latest.get("queue_depth"), latest.get("queue_capacity")
     if pace.step_s is not None:
         lines.append(field("step", [(seconds(pace.step_s), "strong")]))
@@ -152,7 +153,7 @@ def _right_column(detail: RunDetail, now_s: float, width: int, *, ascii_only: bo
     lines = [*memory, BLANK] if memory else []
     lines += [heading("Run", width)]
     run = detail.run
-    lines.append(field("host", run.host + _gpus(detail)))
+    lines.append(field("host", " and ".join(run.hosts) + _gpus(detail)))
     lines.append(field("gate", _gate(detail)))
     lines += _attempts(detail, now_s)
     if detail.checkpoints:

@@ -131,7 +131,7 @@ class RunScreen(YardScreen):
             ("/", "faint"),
             (run.branch, "strong"),
             (f"  {run.id[:8]}", "muted"),
-            (f"  {run.host}", "muted"),
+            (f"  {' and '.join(run.hosts)}", "muted"),
         ]
 
     def chosen(self) -> tuple[RunRow, tuple[int, ...]] | None:

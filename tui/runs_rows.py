@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
+
 from orchestrator.actions.history import MEMORY_REASONS
 from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
@@ -12,9 +14,10 @@ from tui.pace import TRAINING
 from tui.pieces import Piece, memory_meaning, meter
 from tui.snapshot import RunNumbers
 from tui.table import Column
-from tui.wording import age, duration, percent, rate, short_count, short_value, state_letter, state_word
+from tui.wording import age, duration, fit, percent, rate, short_count, short_value, state_letter, state_word
 
 VALUE_WIDTH = 7
+HOST_WIDTH = 7
 
 # At 80 columns there is room for what tells two runs apart and whether one learns; the rest comes with the width.
 COLUMNS = (
@@ -22,11 +25,11 @@ COLUMNS = (
     Column("run", 0, least=14),
     Column("id", 8, rank=1),
     Column("state", 11),
-    Column("host", 7, rank=5),
+    Column("host", HOST_WIDTH, rank=5),
     Column("step", 11, right=True),
     Column("ends in", 7, right=True),
     Column("tok/s", 6, right=True, rank=7),
-    Column("memory", 7, rank=3),
+    Column("memory", 7, right=True, rank=3),
     Column("accept", 6, right=True, rank=4),
     Column("loss", VALUE_WIDTH, right=True),
     Column("curve", 8, rank=2),
@@ -38,7 +41,7 @@ TROUBLE_COLUMNS = (
     Column("", 2),
     Column("run", 24),
     Column("id", 8, rank=2),
-    Column("host", 7, rank=1),
+    Column("host", HOST_WIDTH, rank=1),
     Column("what is wrong", 0, least=20),
     Column("age", 4, right=True),
 )
@@ -72,8 +75,8 @@ def run_cells(run: RunRow, numbers: RunNumbers, now_s: float, *, ascii_only: boo
         [letter],
         name_pieces(run),
         [(run.id[:8], "faint")],
-        [(state_text(run, numbers.cause), letter[1])],
-        [(run.host, quiet)],
+        [(state_text(run, numbers.cause), "muted" if run.state is State.SUCCEEDED else letter[1])],
+        [(_where(run), quiet)],
         _step(run),
         _ends_in(numbers) if is_live else [],
         [(rate(tokens), quiet if tokens is not None else "faint")],
@@ -93,7 +96,7 @@ def trouble_cells(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Sequen
         [letter],
         name_pieces(run),
         [(run.id[:8], "faint")],
-        [(run.host, "text")],
+        [(_where(run), "text")],
         [(why, "warn" if badness >= 3 else "bad" if badness else "muted")] if why else [("nothing", "faint")],
         [(age(now_s - (run.ended_s or run.started_s or run.created_s)), "muted")],
     ]
@@ -118,6 +121,13 @@ def state_text(run: RunRow, cause: str = "") -> str:
         kind, _, number = run.reason.partition(":")
         return f"{kind} {number}" if number else _SHORT_REASONS.get(kind, kind.replace("_", " "))
     return state_word(run.state)
+
+
+def _where(run: RunRow) -> str:
+    """The first host, and how many more there are, which is never what is cut."""
+    more = f"+{len(run.hosts) - 1}" if len(run.hosts) > 1 else ""
+    room = HOST_WIDTH - len(more)
+    return (run.host if cell_len(run.host) <= room else fit(run.host, room)) + more
 
 
 def never_started(run: RunRow) -> bool:

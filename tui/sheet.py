@@ -43,6 +43,7 @@ class Sheet(ScrollView):
         self.can_focus = can_focus
         self._draw: Draw = _nothing
         self.lines: Sequence[Line] = ()
+        self._drawn_for: Size | None = None  # the size that the lines were drawn for
         self._ground: Style | None = None  # of the lines painted now
 
     def show(self, draw: Draw) -> None:
@@ -52,10 +53,11 @@ class Sheet(ScrollView):
 
     def redraw(self) -> None:
         before = self.lines
-        width, height = self.scrollable_content_region.size
+        width, height = room = self.scrollable_content_region.size
         if not width:
+            self._drawn_for = None
             return
-        self.lines = self._draw(width, height)
+        self.lines, self._drawn_for = self._draw(width, height), room
         size = Size(width, len(self.lines))
         if size != self.virtual_size:
             self.virtual_size = size
@@ -68,13 +70,17 @@ class Sheet(ScrollView):
                 self.refresh(Region(0, y, width, 1))
 
     def on_resize(self, _: events.Resize) -> None:
-        self.lines = ()
+        is_new = self._drawn_for != self.scrollable_content_region.size
         self.redraw()
-        self.refresh()
+        if is_new:
+            self.refresh()
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Textual works out the ground anew whenever it is asked: once for all lines is a third less for each."""
         self._ground = None
+        room = self.scrollable_content_region.size
+        if room.width and self._drawn_for is None:  # a screen is painted first, and told its size then
+            self.lines, self._drawn_for = self._draw(room.width, room.height), room
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:

@@ -258,7 +258,7 @@ class Room:
         gpus = reader.latest_gpu([run.id for run in live]) if live else {}
         promised = _promised(reader, live)
         for run in stale:
-            own = [gpu for gpu, owner in promised.get(run.host, {}).items() if owner == run.id]
+            own = [gpu for host in run.hosts for gpu, owner in promised.get(host, {}).items() if owner == run.id]
             numbers = _numbers(reader, run, latest[run.id], own_samples(gpus.get(run.id, ()), own))
             self._numbers[run.id] = (_stamp(run), numbers)
         # An evaluation is another run's doing, so it is read anew: one query for all.
@@ -323,7 +323,7 @@ def _cause(reader: Reader, run: RunRow) -> str:
 
 
 def _promised(reader: Reader, live: Sequence[RunRow]) -> dict[str, dict[str, str]]:
-    return {host: reader.promised_gpus(host) for host in {run.host for run in live}}
+    return {host: reader.promised_gpus(host) for host in {host for run in live for host in run.hosts}}
 
 
 def _sampled(reader: Reader, live: Sequence[RunRow]) -> dict[str, dict[int, GpuSampleRow]]:

@@ -1,7 +1,7 @@
 """The terminal as fast as a hand: a lone escape answered at once, no pause of the interpreter between a key and its paint.
 
 Textual takes 100 ms to tell Escape from a key that begins with it (an arrow is ESC [ A). The bytes of one key arrive
-together, over SSH as well; a quarter of that is what vim and tmux are told to wait by those who know them. `ESCDELAY`
+together, over SSH as well; a fifth of that is what vim and tmux are told to wait by those who know them. `ESCDELAY`
 (milliseconds), which curses programs read, still says otherwise.
 """
 
@@ -22,7 +22,7 @@ from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-ESCAPE_S = 0.025
+ESCAPE_S = 0.02
 IDLE_S = 0.1
 PAINT_S = 1 / 120  # what a change waits at most for others to be painted with it
 SWITCH_S = 0.0005  # Python's own 5 ms is what each turn of the painting thread waited for the reading one
@@ -95,7 +95,6 @@ def no_pauses() -> None:
 
 def settled() -> None:
     """What there is now stays: it is never looked through again, which took 15 to 50 ms each time."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(FEW_OBJECTS, 10, 10)
     gc.enable()

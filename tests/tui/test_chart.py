@@ -144,3 +144,13 @@ def test_a_chart_is_exactly_as_large_as_asked(size: tuple[int, int], look: Look)
     assert len(lines) == size[1]
     assert all(width_of(line) <= size[0] for line in lines)
     assert not look.ascii_only or all(meaning != "live" or text.isascii() for line in lines for text, meaning in line)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60])
+def test_a_title_loses_its_explanation_before_its_numbers(width: int) -> None:
+    samples = [Sample(float(step), 1.0, 3.0, 2.0) for step in range(40)]
+
+    head = text_of(chart_lines("tokens_per_s", "tokens/s", [Series("", "live", samples)], (width, 8), Look())[:1])
+
+    assert "2 tokens/s" in head
+    assert head.endswith("mean in its span") or "mean" not in head

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.actions.places import find_places
 from orchestrator.actions.throughput import roles_told
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, State
-from tests.tui.golden import opened, press
+from tests.tui.golden import opened, press, shown
 from tests.tui.world import GIB, NOW_S, SPEC, Writer, Yard, steps
 from tui.app import Draftyard
 from tui.detail import RunDetail, read_detail
@@ -133,3 +134,30 @@ async def test_the_overview_shows_the_ranks(roles_db: Path, open_app: Callable[.
     assert "drafter-bound: queue 20/20" in overview
     assert "3 target" in overview
     assert "Every rank at its most" in memory
+
+
+@pytest.mark.slow
+async def test_a_run_over_two_hosts_names_both_and_stands_on_each(
+    tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        yard.run(RUN, "qwen27b/roles", host="pve-a", more_hosts=("pve-b",), num_steps=1000)
+        yard.state(RUN, State.RUNNING, evidence="beat 2 s ago")
+        for host in ("pve-a", "pve-b"):
+            yard.store.host_seen(host, address=f"ssh {host}", facts={"gpus": []}, clock_offset_s=0.0)
+    places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=yard.path)
+    app = open_app(yard.path, places=places)
+    async with opened(app, size=(220, 40)) as pilot:
+        listed = screen_text(app)
+        await press(app, pilot, "enter")
+        overview = screen_text(app)
+        await press(app, pilot, "escape", "2")
+        hosts = screen_text(app)
+        await press(app, pilot, "1", "x")
+        question = await shown(app, pilot, "stop qwen27b/roles")
+
+    assert "pve-a+1" in listed
+    assert "host         pve-a and pve-b" in overview
+    assert hosts.count(RUN) == 2
+    assert "on pve-a and pve-b" in question

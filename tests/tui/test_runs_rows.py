@@ -13,11 +13,13 @@ from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import DONE, LIVE, STOPPED
 from tui.app import Draftyard
 from tui.detail import read_detail
+from tui.frame import LEAST_WIDTH
 from tui.overview import state_lines
 from tui.pieces import text_of
 from tui.plain import screen_text
-from tui.runs_rows import COLUMNS, run_cells
+from tui.runs_rows import COLUMNS, TROUBLE_COLUMNS, run_cells
 from tui.snapshot import Ask, CurvesAsk, Room, RunNumbers
+from tui.table import Column
 from tui.wording import short_value
 
 
@@ -106,3 +108,11 @@ def test_after_the_last_step_the_stage_tells_how_far_it_is(tmp_path: Path) -> No
     assert "evaluating for 3m20s" in head
     assert "ends in" not in head
     assert "answers" not in head
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, TROUBLE_COLUMNS], ids=["list", "worst off"])
+def test_what_names_a_run_never_leaves_the_list(columns: tuple[Column, ...]) -> None:
+    """Nor does what is wrong with it: a narrower screen takes the columns of a rank, and only those."""
+    fixed = [column for column in columns if not column.rank]
+
+    assert sum((column.width or column.least) + 1 for column in fixed) < LEAST_WIDTH
