@@ -6,15 +6,22 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from remote.drafter import checkpoint
 from remote.drafter.checkpoint import CheckpointError
+from remote.drafter.decode import Setting, decode_chain
 from remote.drafter.export import load_exported
 from remote.drafter.job import StopWish
 from remote.drafter.jobs import JOBS
+from remote.drafter.target import load_target
 from remote.drafter.workbench import choose, fresh_drafter
+from remote.spec import TargetSpec
+from tests.remote.conftest import make_tiny_folder, tiny_tokenizer
 from tests.remote.jobs import ANSWERS, events, make_job, make_run, run_job, tiny_job_spec
 from tests.remote.specs import tiny_spec
 
@@ -57,6 +64,61 @@ def test_prepare_train_evaluate_and_export_follow_one_another(
     continued = make_job(tmp_path / "continued", replace(again, evaluate=replace(spec.evaluate, at_end=False)))
     assert JOBS["train"](continued, StopWish()) == "succeeded"
     assert str(exported) in events(continued.run, kind="start")[0].fields["choices"]["start"]
+
+
+def letters_target(folder: Path, tiny_target_spec: TargetSpec) -> TargetSpec:
+    """A target that says small letters alone: a random one says bytes that are no text, and an answer is kept as text."""
+    make_tiny_folder(folder, tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    letters = tiny_tokenizer()("abcdefghijklmnopqrstuvwxyz", add_special_tokens=False)["input_ids"]
+    others = [token for token in range(260) if token not in letters]
+    weights["lm_head.weight"][others] = 0.0  # some letter's logit is above that
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    more = 260 * tiny_target_spec.hidden_size
+    return replace(
+        tiny_target_spec,
+        source=str(folder),
+        tied_embeddings=False,
+        num_parameters=tiny_target_spec.num_parameters + more,
+    )
+
+
+@pytest.mark.slow  # a training that learns
+def test_an_exported_drafter_accepts_what_its_training_measured(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    """On three prompts whose answers it has learnt: as before the export to the token, and as the training's estimate."""
+    spec = tiny_job_spec(
+        letters_target(tmp_path / "target", tiny_target_spec),
+        tiny_drafter_spec,
+        data={"answer_tokens": 40, "max_anchors": 32},
+        train={"num_steps": 320, "checkpoint_every": 320},
+        optim={"lr": 3e-3},
+    )
+    jobs = [make_job(tmp_path, spec, attempt=attempt) for attempt in (1, 2, 3)]
+    prompts = (jobs[0].data_dir / "tiny.prompts.jsonl").read_text().splitlines()[:3]
+    (jobs[0].data_dir / "tiny.prompts.jsonl").write_text("\n".join(prompts))
+    (jobs[0].data_dir / ANSWERS).unlink()  # the target's own are made in their place
+    for name, job in zip(("prepare", "train", "export"), jobs, strict=True):
+        assert JOBS[name](job, StopWish()) == "succeeded"
+
+    trained, served = (fresh_drafter(spec, choose(spec, CPU), device=CPU) for _ in range(2))
+    checkpoint.load(jobs[1].run.whole_checkpoints()[-1], model=trained, spec=spec)
+    for parameter in trained.parameters():
+        parameter.data = parameter.data.bfloat16().float()  # what an export holds
+    load_exported(jobs[2].attempt.artifacts / "export", served, spec.target)
+    target = load_target(spec.target, cache=tmp_path / "cache", device=CPU, dtype=torch.float32)
+    texts = [target.prompt_ids(json.loads(line)["messages"]) for line in prompts]
+    before, after = (
+        [decode_chain(target, drafter, text, Setting(32)) for text in texts] for drafter in (trained, served)
+    )
+
+    logged = events(jobs[1].run, attempt=2, kind="metrics")[-20:]
+    estimate = mean(event.fields["values"]["acceptance_length"] for event in logged)
+    measured = mean(mean(text.accepted) for text in after)
+    assert [(text.ids, text.accepted) for text in after] == [(text.ids, text.accepted) for text in before]
+    assert estimate > 2.5  # it has learnt, or this test shows nothing
+    assert measured >= estimate - 1
 
 
 @pytest.mark.parametrize("name", ["evaluate", "export"])
