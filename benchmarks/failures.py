@@ -1,21 +1,22 @@
-"""How many texts of the failure corpus are told for what they are, beside public classifiers.
+"""How many texts of the failure corpus are told for what they are, group by group, beside public classifiers.
 
     python -m benchmarks.failures
-    pip install gpualert==0.1.6        then again: with it beside ours
+    pip install gpualert==0.1.6; pip install --no-deps soup-cli==0.77.0        then again: with them beside ours
 
 The corpus is the test's own (tests/orchestrator/failure_corpus.py). Two questions, because others know
 fewer words than we do: is it GPU out-of-memory or not, and is it memory of the GPU, of the host, or neither.
-Our rules were written with these texts in sight, the others' were not.
+Our rules were written with these texts in sight, the others' were not; neither package holds a corpus of its own.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.failure import Findings, Told, causes, from_log
+from tests.orchestrator import failure_corpus as corpus
 from tests.orchestrator.failure_corpus import CORPUS, Case
 
 GPU, HOST, NEITHER = "gpu", "host", "neither"
@@ -58,8 +59,35 @@ def gpualert() -> Callable[[Case], str] | None:
     return classify
 
 
-def score(classify: Callable[[Case], str]) -> Score:
-    answers = [(classify(case), due(case)) for case in CORPUS]
+def soup() -> Callable[[Case], str] | None:
+    """soup-cli's word for a crash, by the text it would be given; it has one word for memory, the GPU's."""
+    try:
+        classify_crash = importlib.import_module("soup_cli.utils.crash").classify_crash
+    except ImportError:
+        return None
+
+    def classify(case: Case) -> str:
+        said = str(classify_crash(f"{case.raised}: {case.text}" if case.raised else case.text))
+        return GPU if said == "oom" else NEITHER
+
+    return classify
+
+
+GROUPS: Mapping[str, Sequence[Case]] = {
+    "GPU: the allocator's texts, torch 1.0 to 2.11": corpus.GPU_ALLOCATOR,
+    "GPU: driver, cuBLAS, cuDNN, NCCL, Triton": corpus.GPU_DRIVER,
+    "host: allocator, Python, kernel, cgroup, launcher": corpus.HOST,
+    "shared memory and disks": corpus.SHARED_MEMORY_AND_DISKS,
+    "the card itself: ECC, Xid, fallen off the bus": corpus.THE_CARD,
+    "numbers: NaN and infinity": corpus.NUMBERS,
+    "packages that are missing": corpus.PACKAGES,
+    "echoes: what others say after one has died": corpus.ECHOES,
+    "look-alikes and quoted failures": corpus.LOOK_ALIKES,
+}
+
+
+def score(classify: Callable[[Case], str], cases: Sequence[Case] = CORPUS) -> Score:
+    answers = [(classify(case), due(case)) for case in cases]
     return Score(
         sum((said == GPU) == (right == GPU) for said, right in answers),
         sum(said == right for said, right in answers),
@@ -67,15 +95,23 @@ def score(classify: Callable[[Case], str]) -> Score:
     )
 
 
+def table(classifiers: Mapping[str, Callable[[Case], str]]) -> list[str]:
+    """Markdown: right answers to both questions by group, `GPU OOM or not` / `GPU, host or neither`."""
+    lines = [f"| texts | number | {' | '.join(classifiers)} |", "|---|---|" + "---|" * len(classifiers)]
+    for name, cases in {**GROUPS, "all": CORPUS}.items():
+        scores = [score(classify, cases) for classify in classifiers.values()]
+        lines.append(
+            f"| {name} | {len(cases)} | {' | '.join(f'{each.gpu_or_not} / {each.family}' for each in scores)} |"
+        )
+    return lines
+
+
 def main() -> int:
-    others = gpualert()
-    classifiers: Mapping[str, Callable[[Case], str]] = {"draftyard": ours, **({"gpualert": others} if others else {})}
-    print(f"{'':12} {'GPU OOM or not':>16} {'GPU, host, neither':>20}")
-    for name, classify in classifiers.items():
-        found = score(classify)
-        print(f"{name:12} {found.gpu_or_not:>10} / {found.of} {found.family:>14} / {found.of}")
-    if others is None:
-        print("gpualert is not installed: pip install gpualert==0.1.6")
+    others = {"gpualert 0.1.6": gpualert(), "soup-cli 0.77.0": soup()}
+    classifiers = {"draftyard": ours} | {name: known for name, known in others.items() if known is not None}
+    print("\n".join(table(classifiers)))
+    for name in [name for name, known in others.items() if known is None]:
+        print(f"{name} is not installed: pip install {name.replace(' ', '==')}")
     return 0
 
 

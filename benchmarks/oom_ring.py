@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.oom import CHECKPOINTED, SMALL
+from benchmarks.oom import SMALL
 from remote.drafter import synthetic, workbench
 from remote.drafter.held import summarise
 from remote.drafter.measure import Meter
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         print("no card: nothing is recorded on a CPU, so nothing is measured")
         return 0
     device = torch.device("cuda", 0)
-    spec = replace(SMALL, train=replace(SMALL.train, **CHECKPOINTED))
+    spec = replace(SMALL, train=replace(SMALL.train, activation_checkpointing="non_reentrant"))
     choices, meter = workbench.choose(spec, device), Meter(device)
     target = synthetic.stand_in(spec, device=device, dtype=choices.dtype)
     bench = workbench.build(spec, choices, meter=meter, embed=target.embed, head_VH=target.head_VH)

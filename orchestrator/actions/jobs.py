@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import gate
+from orchestrator.actions.caps import refuse_cap_above
 from orchestrator.actions.commands import alike, train_commands, trainer_command
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.lots import Lot, inspect, opened
@@ -117,6 +118,7 @@ def smoke(
     wanted = wanted_rungs(settled.spec, rungs)
     with open_site(settled.host) as site:
         found = _rehearsal(places, settled, site, wanted, cap_bytes=cap_bytes)
+        refuse_cap_above(cap_bytes, site.facts, found.gpus, settled.host.name)
     if not rungs and not again:
         wanted = tuple(item.rung for item in found.verdict.unmet)
     if not wanted:

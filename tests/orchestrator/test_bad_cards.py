@@ -1,0 +1,97 @@
+"""Cards that are not what was asked for: a cap above one, a busy one, one off the bus, one that nobody knows. One line each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.orchestrator.yard import Yard
+
+ONE_CARD = """#!/bin/sh
+case "$*" in
+  *compute-apps*) {holders};;
+  *driver_version*) echo "0, GPU-00000000-aaaa, RTX PRO 6000, 97887, {used}, 0, 580.1";;
+  *) echo "0, GPU-00000000-aaaa, {used}, 97887, 0";;
+esac
+"""
+# As nvidia-smi of drivers 535 to 580 says it, on stdout, before it ends with status 15.
+LOST = """#!/bin/sh
+echo "Unable to determine the device handle for GPU0: 0000:65:00.0: GPU is lost.  Reboot the system to recover this GPU"
+exit 15
+"""
+NO_DRIVER = """#!/bin/sh
+echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+exit 9
+"""
+
+
+@pytest.fixture
+def nvidia_smi(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this machine's nvidia-smi is made."""
+    program = yard.root / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+def install(program: Path, text: str) -> None:
+    program.write_text(text, encoding="utf-8")
+    program.chmod(0o755)
+
+
+def error_of(yard: Yard) -> str:
+    return next(line for line in yard.err.splitlines() if line.startswith("error: "))
+
+
+@pytest.mark.slow
+def test_a_cap_above_the_card_is_refused_with_both_sizes(yard: Yard, nvidia_smi: Path) -> None:
+    install(nvidia_smi, ONE_CARD.format(holders=":", used=0))
+
+    assert yard.run("smoke", "tiny", "--cap", "200GiB") == 2
+
+    assert error_of(yard) == (
+        "error: --cap is 200.00 GiB, and the GPU of host local has 95.59 GiB; a cap stands for a smaller card: give less,"
+        " or leave it out"
+    )
+    assert yard.json("ls", "--kind", "all")["runs"] == []
+    assert yard.run("smoke", "tiny", "--cap", "90GiB") == 0, yard.err
+
+
+@pytest.mark.slow
+def test_a_busy_card_is_refused_with_who_holds_how_much(yard: Yard, nvidia_smi: Path) -> None:
+    install(nvidia_smi, ONE_CARD.format(holders=f'echo "GPU-00000000-aaaa, {os.getpid()}, 40960"', used=40960))
+
+    assert yard.run("smoke", "tiny") == 1
+
+    assert f"pid {os.getpid()}" in yard.err
+    assert "40.00 GiB" in yard.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "said"), [(LOST, "GPU is lost"), (NO_DRIVER, "couldn't communicate")])
+def test_a_driver_that_no_longer_answers_is_told_in_its_own_words(
+    yard: Yard, nvidia_smi: Path, text: str, said: str
+) -> None:
+    install(nvidia_smi, text)
+
+    assert yard.run("doctor", "local") == 1
+
+    assert any(said in line for line in (yard.out + yard.err).splitlines())
+
+
+@pytest.mark.parametrize("word", ["H200", "rtx-pro-6000", "95"])
+def test_a_plan_for_a_card_by_its_name_asks_for_its_size(yard: Yard, word: str) -> None:
+    assert yard.run("plan", "smollm2", "--gpu", word) == 2
+
+    assert word in error_of(yard)
+    assert "95GiB" in error_of(yard)
+
+
+def test_a_plan_for_the_card_of_a_host_that_nobody_has_looked_at_says_how_to_look(yard: Yard) -> None:
+    assert yard.run("plan", "smollm2", "--host", "local") == 2
+
+    assert error_of(yard) == (
+        "error: host local has not been looked at yet; draftyard doctor local does, or give --gpu 95GiB"
+    )
