@@ -24,6 +24,10 @@ FULL_S = 15.0  # that long a server whose sessions are all taken, and none by us
 FREED_S = 5.0  # so long after a command of ours at the latest, the server has seen its end
 
 
+class LostBefore(HostError):
+    """The connection was lost before anything of a command was sent whole: it did not start, and may be tried anew."""
+
+
 class Conversation:
     """A running command: `until_end` returns when both end marks came or the channel closed."""
 
@@ -47,12 +51,18 @@ class Conversation:
         except TROUBLE as error:
             _let_go(self._channel)
             if not link.is_alive:
-                raise HostError(f"{link.label}: the connection was lost before the command started: {error}") from error
+                raise LostBefore(
+                    f"{link.label}: the connection was lost before the command started: {error}"
+                ) from error
             # The server ended the session at once; that no start mark came will be said.
 
     @property
     def stderr(self) -> bytes:
         return b"".join(self._stderr)
+
+    @property
+    def is_lost(self) -> bool:
+        return not self._link.is_alive
 
     @property
     def is_on_tty(self) -> bool:
@@ -201,7 +211,9 @@ def _open(link: Link, deadline: Deadline) -> paramiko.Channel:
             return spare if spare is not None and not spare.closed else link.transport.open_session(timeout=CONNECT_S)
         except TROUBLE as error:
             if not link.is_alive:
-                raise HostError(f"{link.label}: the connection was lost ({error})") from error
+                raise LostBefore(
+                    f"{link.label}: the connection was lost before the command started: {error}"
+                ) from error
             # The refusal itself may reach another thread that opens at the same time; any error but silence is one.
             if link.num_talks > 0 and not deadline.is_over:
                 ends = max(ends, time.monotonic() + FREED_S)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import subprocess
 import tempfile
@@ -25,11 +26,12 @@ from orchestrator.errors import HostError
 from orchestrator.shell.keys import Identities
 from orchestrator.shell.pulse import Pulse
 from orchestrator.shell.routes import Endpoint
-from orchestrator.shell.stream import told
+from orchestrator.shell.stream import quoted, told
 from orchestrator.shell.trust import Policy
 
 CONNECT_S = 15.0
 BANNER_S = 10.0
+WORDS_S = 2.0  # for the first words of what may be another server
 OPEN_S = 38.0  # for the whole of one machine, retries included: a frozen one is an error in under 45 s
 
 # What a connection attempt may end in; everything else is our own mistake.
@@ -77,7 +79,7 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        return self.transport.is_active()
+        return self.transport.is_active() and not _is_hung_up(self.transport.sock)
 
     def close(self) -> None:
         for connection in reversed(self._connections):
@@ -91,17 +93,38 @@ class Link:
 
     def _open(self, endpoint: Endpoint) -> fabric.Connection:
         began, pause_s = time.monotonic(), 1.0
+        said: str | None = None
         while True:
             try:
                 return self._attempt(endpoint)
             except TROUBLE as error:
                 if endpoint.proxy_command and self._proxy is not None and self._proxy.poll() is not None:
                     raise self._proxy_ended(endpoint) from error
+                if said is None:
+                    said = self._first_words(endpoint) if _is_silence(error) and not _is_mute(error) else ""
                 tried_s = time.monotonic() - began
-                if not _is_silence(error) or tried_s + pause_s + BANNER_S > OPEN_S:
-                    raise _explained(endpoint, error, tried_s=tried_s) from error
+                if not _is_silence(error) or _is_stranger(said) or tried_s + pause_s + BANNER_S > OPEN_S:
+                    raise _explained(endpoint, error, tried_s=tried_s, said=said) from error
             time.sleep(pause_s)
             pause_s *= 2
+
+    def _first_words(self, endpoint: Endpoint) -> str:
+        """What a server that brings no SSH banner says when it is greeted; empty for one that is silent or speaks SSH."""
+        if endpoint.proxy_command:
+            return ""
+        try:
+            sock = self._dial(endpoint)
+        except TROUBLE:
+            return ""
+        try:
+            sock.settimeout(WORDS_S)
+            sock.sendall(b"SSH-2.0-draftyard\r\n\r\n")  # some wait for an empty line
+            heard = sock.recv(400)
+        except TROUBLE:
+            return ""
+        finally:
+            sock.close()
+        return "" if heard.startswith(b"SSH-") else quoted(heard)
 
     def _attempt(self, endpoint: Endpoint) -> fabric.Connection:
         policy = Policy(endpoint)
@@ -178,6 +201,20 @@ class Link:
         )
 
 
+def _is_hung_up(sock: Any) -> bool:
+    """The other end has closed it and all it said was read. paramiko's thread may not have noticed yet: what is sent now is lost."""
+    if isinstance(sock, paramiko.Channel):  # through a jump host
+        return bool(sock.closed)
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    try:
+        return bool(poll.poll(0)) and not sock.recv(1, socket.MSG_PEEK)
+    except TimeoutError:  # that thread was faster
+        return False
+    except OSError:
+        return True
+
+
 def _transport(sock: Any, policy: Policy, options: dict[str, Any]) -> paramiko.Transport:
     made = paramiko.Transport(sock, **options)
     security = made.get_security_options()
@@ -198,9 +235,18 @@ def _is_mute(error: BaseException) -> bool:
     return "No existing session" in str(error)
 
 
-def _explained(endpoint: Endpoint, error: BaseException, *, tried_s: float) -> HostError:
+def _is_stranger(said: str) -> bool:
+    """It is another server than sshd, whose own refusals pass."""
+    return bool(said) and not said.startswith(("Exceeded MaxStartups", "Not allowed at this time"))
+
+
+def _explained(endpoint: Endpoint, error: BaseException, *, tried_s: float, said: str = "") -> HostError:
     """The error in words that name the machine and what to look at."""
     match error:
+        case _ if _is_stranger(said):
+            text = f'no SSH server on port {endpoint.port}; it says: "{said}"\n  is it the right port?'
+        case _ if said:
+            text = f'its SSH server takes no connection now, tried for {tried_s:.0f} s; it says: "{said}"'
         case paramiko.ChannelException(code=1):
             text = f"the jump host before it forbids forwarding (AllowTcpForwarding); use a hop instead: `hop: ssh:{endpoint.address}`"
         case paramiko.ChannelException():

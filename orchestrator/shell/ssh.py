@@ -11,7 +11,7 @@ import contextlib
 import threading
 
 from orchestrator.errors import HostError
-from orchestrator.shell.channel import Conversation
+from orchestrator.shell.channel import Conversation, LostBefore
 from orchestrator.shell.framing import Frame, end_command, frame, no_exit_code
 from orchestrator.shell.link import Link
 from orchestrator.shell.posix import PosixFiles
@@ -20,6 +20,7 @@ from orchestrator.shell.stream import Deadline, Ended, Sink, Source, timed_out, 
 
 MAX_CHANNELS = 4
 GREETING_S = 30.0
+AGAIN_S = 5.0  # so soon a cut shows itself
 
 
 class SshShell(PosixFiles):
@@ -104,8 +105,8 @@ class SshShell(PosixFiles):
         self, made: Frame, source: Source, sink: Sink, deadline: Deadline, *, idle: bool = False
     ) -> Conversation | None:
         """None: the time was over, and the command was told to end."""
-        link = self._connected()
-        with Conversation(link, made, wants_tty=self._wants_tty, sink=sink, deadline=deadline) as talk:
+        link, talk = self._begun(made, sink, deadline)
+        with talk:
             if self._is_on_tty:
                 talk.until_ready(deadline)
             talk.feed(made.prefix, source)
@@ -114,9 +115,26 @@ class SshShell(PosixFiles):
             _end(link, talk.pid)
             return None
 
+    def _begun(self, made: Frame, sink: Sink, deadline: Deadline) -> tuple[Link, Conversation]:
+        """Over a connection that was cut just now nothing has started: another one is dialled, once.
+
+        Not after a long wait: that is a machine that froze, and a frozen one is an error in under 45 s.
+        """
+        soon = Deadline(AGAIN_S)
+        link = self._connected()
+        try:
+            return link, Conversation(link, made, wants_tty=self._wants_tty, sink=sink, deadline=deadline)
+        except LostBefore:
+            if soon.is_over:
+                raise
+        link = self._connected()
+        return link, Conversation(link, made, wants_tty=self._wants_tty, sink=sink, deadline=deadline)
+
 
 def _not_started(label: str, talk: Conversation) -> HostError:
     printed = told(talk.out.noise + b"\n" + talk.err.noise, 500)
+    if talk.is_lost and not printed:
+        return HostError(f"{label}: the connection was lost while a command was started; it may be running there")
     return HostError(
         f"{label}: the command was not started: the login shell or a forced command ended first"
         + (f"; it said:\n  {printed}" if printed else " and said nothing")

@@ -99,6 +99,13 @@ def told(printed: bytes, limit: int = 1500) -> str:
     return _CONTROLS.sub("", _SEQUENCES.sub("", text)).strip()[-limit:]
 
 
+def quoted(said: bytes, limit: int = 80) -> str:
+    """The first words of a stranger for a message: one line, its printable letters only."""
+    text = _SEQUENCES.sub("", said.decode("utf-8", "replace"))
+    line = "".join(letter if letter.isprintable() and letter != "\ufffd" else " " for letter in text)
+    return " ".join(line.split())[:limit]
+
+
 def shown(argv: list[str], limit: int = 120) -> str:
     """The command for a message: one line, cut, no control characters."""
     text = " ".join(repr(word) if not word.isprintable() or " " in word or not word else word for word in argv)

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import HostError
 from orchestrator.shell.keys import Identities
-from orchestrator.shell.link import _explained, _is_silence
+from orchestrator.shell.link import _explained, _is_silence, _is_stranger
 from orchestrator.shell.pulse import KeepAlive
 from orchestrator.shell.routes import Endpoint
 
@@ -53,6 +53,13 @@ def _banner_fault(cause: Exception) -> paramiko.SSHException:
 def test_a_machine_that_does_not_speak_is_told_by_how_and_tried_again(error: Exception, said: str) -> None:
     assert _is_silence(error)
     assert said in str(_explained(ENDPOINT, error, tried_s=17.4))
+
+
+def test_what_an_sshd_says_that_takes_no_one_now_is_quoted() -> None:
+    told = str(_explained(ENDPOINT, EOFError(), tried_s=17.4, said="Exceeded MaxStartups"))
+
+    assert 'its SSH server takes no connection now, tried for 17 s; it says: "Exceeded MaxStartups"' in told
+    assert not _is_stranger("Exceeded MaxStartups")
 
 
 class CutLine:

@@ -8,11 +8,12 @@ import os
 import re
 import shutil
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -473,6 +474,81 @@ def test_a_connection_cut_while_a_command_runs_is_an_error_and_the_next_command_
         assert shell.run(["echo", "again"]).stdout == b"again\n"
 
 
+class Cutter:
+    """A relay that, once armed, cuts the connection at the next byte from this side and passes none of it on."""
+
+    def __init__(self, target: int) -> None:
+        self._target, self.armed = target, threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """Once nobody is connected any more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        while self._threads:
+            self._threads.pop().join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target))
+                for words in ((near, far, self.armed), (far, near, threading.Event())):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=words))
+                    self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, is_over: threading.Event) -> None:
+        with contextlib.suppress(OSError), source:
+            while (piece := source.recv(65536)) and not is_over.is_set():
+                sink.sendall(piece)
+            if piece:
+                is_over.clear()
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+VERBS: dict[str, Callable[[StreamShell, Path], object]] = {
+    "run": lambda shell, home: shell.run(["sh", "-c", 'echo x >> "$1"', "sh", f"{home}/lines"]),
+    "spawn": lambda shell, home: shell.spawn(["sh", "-c", 'echo x >> "$1"', "sh", f"{home}/lines"], cwd="/"),
+    "put": lambda shell, home: shell.put(home / "there", f"{home}/lines"),
+    "get": lambda shell, home: shell.get(f"{home}/there", home / "lines"),
+    "read_range": lambda shell, home: (home / "lines").write_bytes(shell.read_range(f"{home}/there", 0, 10)),
+    "stat": lambda shell, home: shell.stat(f"{home}/there") and (home / "lines").write_text("x\n"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_was_to_begin_on_a_connection_that_was_just_cut_begins_once_on_another(tmp_path: Path, verb: str) -> None:
+    with (
+        sshd.running(tmp_path / "sshd", settings=("MaxSessions 1",)) as server,
+        contextlib.closing(Cutter(server.port)) as cutter,
+    ):
+        server.known_hosts.write_text(f"[127.0.0.1]:{cutter.port} {server.host_key}\n")
+        (server.home / "there").write_text("x\n")
+        with reached(replace(host_of(server), port=cutter.port)) as shell:
+            shell.run(["sleep", "0.5"])  # it has the one session: none is opened ahead
+            cutter.armed.set()
+
+            VERBS[verb](shell, server.home)
+
+        assert not cutter.armed.is_set()  # it was cut
+        wait_for(lambda: (server.home / "lines").exists() and (server.home / "lines").read_text() == "x\n")
+
+
+def test_a_connection_that_the_other_end_has_closed_is_not_used(server: Server) -> None:
+    """With a session in reserve a command would be sent into nothing, and nobody could say whether it ran."""
+    with reached(host_of(server)) as shell:
+        for number in range(5):
+            pids = server.connection_pids()
+            server.cut()
+            wait_for(lambda pids=pids: not set(pids) & set(server.connection_pids()))
+
+            assert shell.run(["echo", str(number)]).stdout == f"{number}\n".encode()
+
+
 def test_an_exit_code_of_255_is_not_a_lost_connection(server: Server) -> None:
     with reached(host_of(server)) as shell:
         assert shell.run(["sh", "-c", "exit 255"]).exit_code == 255
@@ -671,6 +747,43 @@ def test_a_server_that_says_nothing_at_first_is_tried_again(tmp_path: Path, serv
 
         with reached(replace(host_of(server), port=port)) as shell:
             assert shell.run(["true"]).exit_code == 0
+
+
+@contextlib.contextmanager
+def _stranger(words: bytes) -> Iterator[int]:
+    """The port of a server that answers any greeting with these words and hangs up."""
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1000)
+            self.request.sendall(words)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n<html>", "HTTP/1.1 400 Bad Request Server: nginx <html>"),
+        (b"J\0\0\0\n8.0.36\0\x0c\0\0\0mysql_native_password\0", "J 8.0.36 mysql_native_password"),
+        (b"\x1b]0;evil\x07220 \x1b[31mmail\x9b2J \xff\xfe ready\r\n", "220 mail 2J ready"),
+        (b"a" * 5000 + b"\r\n", "a" * 80),
+    ],
+)
+def test_a_server_that_is_no_ssh_server_is_told_by_its_first_words(words: bytes, said: str) -> None:
+    with _stranger(words) as port:
+        began = time.monotonic()
+
+        with pytest.raises(HostError) as refused:
+            connect(Host(name="web", source="test", address="127.0.0.1", port=port, ssh_config=Path("/dev/null")))
+
+        assert f'no SSH server on port {port}; it says: "{said}"\n' in str(refused.value)
+        assert time.monotonic() - began < 25  # it is not asked again and again
 
 
 @pytest.mark.slow
