@@ -46,12 +46,3 @@ def test_where_no_other_division_is_better_the_ratio_is_told() -> None:
     told = sentence(sides(Pace(0.01, 0.5), Pace(0.5, 0.0), ranks=(1, 1)), depth=2.0, capacity=2)
 
     assert told.endswith("the balance is 0.02 target ranks for each drafter, these are 1 and 1")
-
-
-@pytest.mark.parametrize(("drafter_s", "expected"), [(0.929, (3, 5)), (0.253, (5, 3))], ids=["ddtree", "v6"])
-def test_the_divisions_of_docs_many_gpus(drafter_s: float, expected: tuple[int, int]) -> None:
-    """A target's row is 8,000 tokens x 48.7 GFLOP at 797 TFLOP/s."""
-    target_s = 8000 * 48.7e9 / 797e12
-
-    assert target_s == pytest.approx(0.489, abs=0.001)
-    assert sides(Pace(target_s, 0.0), Pace(drafter_s, 0.0)).balanced == expected
