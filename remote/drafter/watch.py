@@ -43,7 +43,7 @@ class Watch(threading.Thread):
         self._known: dict[int, Identity] = {}
         self._near: set[int] = set()  # ranks whose processes can be looked at from here
         self._heard: dict[int, tuple[bytes, float]] = {}  # rank -> its newest beat, and when it was new here
-        self._num_beats, self._looked_s = 0, time.monotonic()
+        self._num_beats = self._num_looks = 0
         own = Identity.of(os.getpid())
         assert own is not None
         store.set(f"process/{rank}", json.dumps([own.pid, own.start_ticks, own.boot_id, _process_numbers()]))
@@ -72,13 +72,18 @@ class Watch(threading.Thread):
             except RuntimeError as error:  # the store is the launcher's
                 self._text = f"the launcher of the ranks is gone ({str(error).splitlines()[0]})"
                 self._is_known.set()
-            self._looked_s = time.monotonic()
+            self._num_looks += 1
         self._end_if_known()
 
     def _guard(self) -> None:
-        """A question to the store of a machine that is out of reach has no answer and no end: only another thread can say so."""
+        """A question to the store of a machine that is out of reach has no answer and no end: only another thread can say so.
+
+        Its own turns are counted, not seconds: while this whole process stood still, nobody was out of reach.
+        """
+        looked, turns = self._num_looks, 0
         while not self._is_over.wait(BEAT_S) and not self._is_known.is_set():
-            if time.monotonic() - self._looked_s > SILENCE_S:
+            looked, turns = self._num_looks, turns + 1 if looked == self._num_looks else 0
+            if turns * BEAT_S > SILENCE_S:
                 self._text = (
                     f"the first host's launcher was not heard for {SILENCE_S:g} s: that machine is out of reach"
                 )
