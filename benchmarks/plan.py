@@ -1,6 +1,7 @@
 """The memory plan beside measured peaks, on a CUDA card, with only `remote/` and torch.
 
     python -m benchmarks.plan [--out FOLDER] [--budget SECONDS] [--only TEXT] [--small]
+    python -m benchmarks.plan --page       (the table of benchmarks/measured/plan.json, for docs)
 
 Runs the smoke rungs at the configurations of `CASES`, one after the other in this process, and prints after each what was
 predicted and what torch's allocator counted, by stage, and how long loading and the rung took. `plan.json` and `plan.md`
@@ -35,6 +36,7 @@ from remote.rundir import RunDir
 from remote.spec import DataSpec, DFlashSpec, DrafterSpec, LossSpec, TargetSpec, TrainSpec
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.05, GIB
+MEASURED = Path(__file__).parent / "measured" / "plan.json"
 SMALL_BYTES = 4 * GIB  # below it the share alone counts
 
 Sections = dict[str, dict[str, Any]]
@@ -123,6 +125,9 @@ CASES = (
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
+    if options.page:
+        print(page(measured_lines()), end="")
+        return 0
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch._dynamo.config.recompile_limit = 64  # every case has shapes of its own; a training has one
     started_s, lines, broken = time.monotonic(), list[Line](), list[str]()
@@ -248,13 +253,34 @@ def _write(folder: Path, lines: Sequence[Line], device: torch.device) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     body = {"header": _header(device), "lines": [asdict(line) for line in lines], "checked": ranges(lines, device)}
     (folder / "plan.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    table = ["| case | stage | predicted GiB | measured GiB | difference | reserved GiB |", "|---|---|---|---|---|---|"]
-    table += [
-        f"| {line.case} | {line.stage} | {line.predicted_bytes / GIB:.2f} | {line.measured_bytes / GIB:.2f} "
-        f"| {line.difference:+.1%} | {line.reserved_bytes / GIB:.2f} |"
-        for line in lines
-    ]
-    (folder / "plan.md").write_text(f"{_header(device)}\n\n" + "\n".join(table) + "\n", encoding="utf-8")
+    (folder / "plan.md").write_text(f"{_header(device)}\n\n{page(lines)}", encoding="utf-8")
+
+
+def page(lines: Sequence[Line]) -> str:
+    """A table, a row a case: GiB by stage, predicted / measured. docs/benchmarks.md has it of the measured file."""
+    stages = ("load", "forward", "backward", "step")
+    rows = [f"| configuration | {' | '.join(stages)} |", f"|---{'|---' * len(stages)}|"]
+    for name in dict.fromkeys(line.case for line in lines):
+        cells = {line.stage: _cell(line) for line in lines if line.case == name}
+        rows.append(f"| {name} | {' | '.join(cells.get(stage, '') for stage in stages)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(line: Line) -> str:
+    digits = 3 if line.measured_bytes < SMALL_BYTES else 2
+    return f"{line.predicted_bytes / GIB:.{digits}f} / {line.measured_bytes / GIB:.{digits}f}"
+
+
+def measured_lines(path: Path = MEASURED) -> list[Line]:
+    """What a card measured, beside what today's plan says."""
+    found, named = [], {case.name: case for case in CASES}
+    for row in json.loads(path.read_text(encoding="utf-8"))["lines"]:
+        case = named[row["case"]]
+        stage = plan(spec_of(case), device="cuda", rung=case.rung).stage(row["stage"])
+        found.append(
+            Line(case.name, stage.name, stage.allocated_bytes, row["measured_bytes"], row.get("reserved_bytes", 0))
+        )
+    return found
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -262,6 +288,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of plan.json and plan.md")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds after which no further case begins")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--page", action="store_true", help="print the table of what was measured, and run nothing")
     parser.add_argument("--small", action="store_true", help="a very small case alone")
     return parser.parse_args(arguments)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from remote.drafter import attention_sdpa
 from remote.drafter.blocks import Blocks, Row, build_blocks, sample_anchors
-from remote.drafter.kernels import attention, body, launch
+from remote.drafter.kernels import adamw, attention, body, launch
+from remote.drafter.kernels.adamw import Rates, Stored
 from remote.drafter.keys import KeyValues
 from remote.drafter.loss import drafter_loss
 from remote.drafter.rope import Rotary, rotary
@@ -42,11 +43,12 @@ class Verdict:
 
 
 class Trial(NamedTuple):
-    """One function of ours, the plain one, and the tensors both take; these get gradients."""
+    """One function of ours, the plain one, and the tensors both take."""
 
     ours: Function
     plain: Function
     tensors: Sequence[Tensor]
+    has_gradients: bool = True  # of all tensors
 
 
 def check_attention(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
@@ -56,7 +58,7 @@ def check_attention(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) 
 
 
 def check_kernels(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
-    """Of `train.kernels: triton`: norms, heads, SwiGLU, and the loss over the whole vocabulary."""
+    """Of `train.kernels: triton`: norms, heads, SwiGLU, the loss over the whole vocabulary, the update."""
     obstacle = launch.obstacle(device=device, dtype=dtype)
     return Verdict(False, obstacle) if obstacle else judge(kernel_trials(spec, device, dtype), device, dtype)
 
@@ -92,12 +94,15 @@ def kernel_trials(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) ->
     mlp = [draw(NUM_TOKENS, NUM_OUTPUTS), draw(NUM_OUTPUTS, scale=0.1, mean=1.0), *mlp]
     yield Trial(_mlp(body.FUSED, drafter.rms_norm_eps), _mlp(body.TORCH, drafter.rms_norm_eps), mlp)
     yield _loss_trial(spec, draw, device)
+    update = [draw(NUM_TOKENS, hidden) for _ in range(4)]
+    yield Trial(partial(_updated, True), partial(_updated, False), update, has_gradients=False)
 
 
 def worst_errors(trial: Trial) -> tuple[float, float]:
     """The largest relative error of any value or gradient against float64: ours, and the plain path's."""
-    exact = _results(trial.plain, [tensor.double() for tensor in trial.tensors])
-    return _error(_results(trial.ours, trial.tensors), exact), _error(_results(trial.plain, trial.tensors), exact)
+    exact = _results(trial, trial.plain, [tensor.double() for tensor in trial.tensors])
+    ours, plain = (_results(trial, function, trial.tensors) for function in (trial.ours, trial.plain))
+    return _error(ours, exact), _error(plain, exact)
 
 
 def judge(trials: Iterable[Trial], device: torch.device, dtype: torch.dtype) -> Verdict:
@@ -119,8 +124,10 @@ def judge(trials: Iterable[Trial], device: torch.device, dtype: torch.dtype) -> 
     return Verdict(worst <= allowed, seen if worst <= allowed else f"their check failed here: {seen}")
 
 
-def _results(function: Function, tensors: Sequence[Tensor]) -> list[Tensor]:
+def _results(trial: Trial, function: Function, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Values, and the gradients of all tensors for fixed gradients of the values."""
+    if not trial.has_gradients:
+        return list(function(*tensors))
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
     values = function(*(leaf * 1 for leaf in leaves))  # no leaf goes in: a kernel may overwrite what it was given
     generator = torch.Generator().manual_seed(1)
@@ -153,6 +160,17 @@ def _rotated(operations: body.BodyOperations, at: Callable[..., Rotary], eps: fl
 
 def _mlp(operations: body.BodyOperations, eps: float) -> Function:
     return lambda tokens, norm, *matrices: [operations.norm_mlp(tokens, norm, eps, *matrices)]
+
+
+def _updated(is_fused: bool, *tensors: Tensor) -> list[Tensor]:
+    """How far one update moves the master, the moments after it, the gradient's norm; torch's own knows no float64."""
+    grad, weight, first, second = (each.float() if each.dtype == torch.float64 else each for each in tensors)
+    stored = Stored(weight.clone(), weight.float(), first.float(), second.float().square())
+    norm = adamw.global_norm([grad]) if is_fused else adamw.global_norm_reference([grad])
+    move = adamw.adamw_step if is_fused else adamw.adamw_step_reference
+    rates, is_open = Rates(3, lr=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.01), torch.zeros_like(norm)
+    move(grad.clone(), stored, rates, divisor=norm.clamp(min=1), is_closed=is_open)
+    return [stored.moved - weight.float(), stored.exp_avg, stored.exp_avg_sq, norm]
 
 
 def _loss_trial(spec: DFlashSpec, draw: _Drawing, device: torch.device) -> Trial:

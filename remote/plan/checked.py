@@ -23,7 +23,7 @@ CHECKED: dict[str, dict[str, Range]] = {
         "inner size": (768, 17_408),
         "vocabulary": (8192, 248_320),
         "block tokens": (2048, 32_768),
-        "context tokens": (2048, 8000),
+        "context tokens": (2048, 16_384),
     },
 }
 

@@ -25,7 +25,9 @@ from remote.plan.memory import (
     loss_gradients,
     mlp_activations,
     optimizer_temporaries,
+    passed_rows,
     ranks_components,
+    row_bytes,
     step_components,
     token_bytes,
     transformers,
@@ -87,15 +89,15 @@ def update_components(spec: DFlashSpec, at: Sizes) -> list[Component]:
 def forward_only_components(spec: DFlashSpec, at: Sizes, *, rung: str) -> list[Component]:
     """One forward without gradients; the leak probe holds changed copies of its inputs as well."""
     base = [line for line in step_components(spec, at) if line.name != "gradients"]
-    if rung == "leak":
-        copies = 2 * context_bytes(at, at.captured * at.hidden) + 3 * token_bytes(at, at.hidden)
-        base.append(Component("changed inputs", copies, "hidden states and embeddings replaced by noise"))
     layer = [
         Component("context features", context_bytes(at, at.hidden), "S·H"),
         Component("one live layer", _passing_layer(spec, at), "its operations, nothing of them kept"),
     ]
+    if rung == "leak":  # the probe compares hidden states, without a loss
+        copies = 2 * context_bytes(at, at.captured * at.hidden) + 3 * token_bytes(at, at.hidden)
+        layer.append(Component("changed inputs", copies, "hidden states and embeddings replaced by noise"))
     loss = [
-        Component("last hidden states of the drafter", token_bytes(at, at.hidden), "T·H"),
+        Component("last hidden states of the drafter", row_bytes(at, at.supervised_slots, at.hidden), "M·H"),
         Component(
             "head workspace", head_workspace(spec, at, with_gradient=False), "float32 logits, one chunk of the loss"
         ),
@@ -110,7 +112,11 @@ def _forward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
     yield [
         *base,
         *kept_components(spec, at),
-        Component("last hidden states of the drafter", token_bytes(at, at.hidden), "T·H, until the loss has read them"),
+        Component(
+            "last hidden states of the drafter",
+            row_bytes(at, at.supervised_slots, at.hidden),
+            "M·H, until the loss has read them",
+        ),
         Component("gradients made by the loss", loss_gradients(spec, at), "M·H a denominator, kept for the backward"),
         Component("head workspace", head_workspace(spec, at), "float32 logits and their copies, one chunk of the loss"),
     ]
@@ -118,48 +124,49 @@ def _forward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
     attention = attention_workspace(spec, at, backward=False)
     if is_checkpointed(spec):
         # The last layer's own output, counted in what is kept, is not there yet.
+        context = context_bytes(at, 2 * at.key_width)
         passing = max(
             attention + token_bytes(at, at.hidden + 3 * at.query_width),
-            token_bytes(at, at.hidden + 3 * at.inner) + context_bytes(at, 2 * at.key_width),
+            row_bytes(at, at.supervised_slots, at.hidden + 3 * at.inner) + context,
+            token_bytes(at, 3 * at.inner) + context if at.layers > 1 else 0,  # the one before, the last input not there
         )
         yield [*base, *kept, Component("one live layer", passing, "its operations, nothing of them kept")]
         return
     yield [
         *base,
-        *_given_back(kept, mlp_activations(at, spec)),
+        *_given_back(kept, mlp_activations(at, spec, is_last=True)),
         Component("attention workspace", attention, "one chunk, before the MLP of the last layer"),
     ]
     if has_fused_kernels(spec, at):
-        yield [
-            *base,
-            *kept,
-            Component("one live layer", token_bytes(at, at.inner + at.hidden), "the last MLP's product"),
-        ]
+        product = row_bytes(at, at.supervised_slots, at.inner + at.hidden)
+        yield [*base, *kept, Component("one live layer", product, "the last MLP's product")]
 
 
 def _backward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
     base = [line for line in step_components(spec, at) if line.name != "gradients"]
     base[-1] = libraries(at, threads=2)
     loss = (
-        loss_gradients(spec, at) + token_bytes(at, at.hidden) + 4 * 4 * min(SCALE_ROWS, at.supervised_slots) * at.hidden
+        loss_gradients(spec, at)
+        + row_bytes(at, at.supervised_slots, at.hidden)
+        + 4 * 4 * min(SCALE_ROWS, at.supervised_slots) * at.hidden
     )
     yield [
         *base,
         *kept_components(spec, at),
         _gradients(spec, at, layers=0),
-        Component("loss temporaries", loss, "gradients made by the loss, scaled into T·H"),
+        Component("loss temporaries", loss, "gradients made by the loss, scaled into M·H"),
     ]
     for layer in reversed(range(at.layers)):
         kept = kept_components(spec, at, layers=layer + (0 if is_checkpointed(spec) else 1))
         done = at.layers - 1 - layer
-        live = Component(
-            "one live layer", live_layer(at, spec) if is_checkpointed(spec) else 0, "recomputed by the backward"
-        )
-        for part, size, why in _mlp_temporaries(spec, at):
+        is_last = layer == at.layers - 1
+        alive = live_layer(at, spec, is_last=is_last) if is_checkpointed(spec) else 0
+        live = Component("one live layer", alive, "recomputed by the backward")
+        for part, size, why in _mlp_temporaries(spec, at, is_last=is_last):
             yield [*base, *kept, live, _gradients(spec, at, layers=done, part=part), Component(_TEMPORARIES, size, why)]
-        freed = mlp_activations(at, spec)
-        if attention_of(spec, at) != "triton":
-            freed += token_bytes(at, at.query_width)
+        freed = mlp_activations(at, spec, is_last=is_last)
+        if is_last or attention_of(spec, at) != "triton":
+            freed += row_bytes(at, passed_rows(at, is_last=is_last), at.query_width)
         left = _given_back([*kept, live], freed)
         incoming = 1 if has_fused_kernels(spec, at) else 2
         attention = attention_workspace(spec, at, backward=True) + incoming * token_bytes(at, at.hidden)
@@ -169,14 +176,15 @@ def _backward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
     yield [*base, *kept_components(spec, at, layers=0)[:1], _gradients(spec, at, layers=at.layers), last]
 
 
-def _mlp_temporaries(spec: DFlashSpec, at: Sizes) -> Iterator[tuple[str, int, str]]:
+def _mlp_temporaries(spec: DFlashSpec, at: Sizes, *, is_last: bool) -> Iterator[tuple[str, int, str]]:
     """The worst moments of an MLP's backward: which weight gradients are there, bytes, what they are.
 
     The fused one overwrites gate and up: beside them it holds their product, later only what is as wide as a token.
     """
-    token, inner = token_bytes(at, at.hidden), token_bytes(at, at.inner)
+    token, inner = (row_bytes(at, passed_rows(at, is_last=is_last), width) for width in (at.hidden, at.inner))
     if has_fused_kernels(spec, at):
-        yield "mlp", inner + token, "of the MLP: T·I + T·H"
+        recomputed = token if is_checkpointed(spec) else 0  # the layer's output once more, as it is computed again
+        yield "mlp", inner + token + recomputed, "of the MLP: T·I + T·H"
         yield "attention", 3 * token, "of the MLP: 3·T·H"
     else:
         yield "mlp", 2 * inner + 2 * token, "of the MLP: 2·T·I + 2·T·H"

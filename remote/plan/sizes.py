@@ -34,6 +34,7 @@ class Sizes:
     element_bytes: int
     parameters: int
     largest_matrix: int  # elements of the drafter's largest weight
+    supervised_slots: int  # anchors spread evenly over documents of equal length: blocks at an end are cut off
     chunk_slots: int  # supervised slots whose logits are alive at once
     chunk_targets: int  # target positions whose logits are alive at once; 0 where the loss reads none
     is_cuda: bool
@@ -41,10 +42,6 @@ class Sizes:
     @property
     def block_tokens(self) -> int:
         return self.blocks * self.block_size
-
-    @property
-    def supervised_slots(self) -> int:
-        return self.blocks * (self.block_size - 1)
 
     @property
     def query_width(self) -> int:
@@ -76,6 +73,7 @@ def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None) -> Siz
         element_bytes=ELEMENT_BYTES[compute_dtype(spec, device)],
         parameters=num_drafter_parameters(spec.target, drafter),
         largest_matrix=hidden * max(drafter.intermediate_size, len(drafter.captured_layers) * hidden),
+        supervised_slots=_supervised_slots(spec, blocks, documents),
         chunk_slots=slots,
         chunk_targets=_chunk_targets(spec, blocks, slots) if reads_teacher(spec) else 0,
         is_cuda=is_cuda,
@@ -119,6 +117,19 @@ def is_soft(spec: DFlashSpec) -> bool:
 
 def reads_teacher(spec: DFlashSpec) -> bool:
     return is_soft(spec) or spec.loss.label == "teacher_argmax"
+
+
+def _supervised_slots(spec: DFlashSpec, blocks: int, documents: int | None) -> int:
+    """Slot k of an anchor counts where its document still goes on: every candidate is as likely as the next."""
+    data, reach = spec.data, spec.drafter.block_size - 1
+    count = (worst_documents(data) if data.anchors_per == "document" else 1) if documents is None else documents
+    length = data.row_tokens // count
+    candidates, slots = count * (length - 1), 0
+    if candidates > 0:
+        whole = max(0, length - 1 - reach)  # anchors of a document with all their slots; the others have 1, 2, …
+        slots = count * (whole * reach + sum(range(1, min(reach, length - 1) + 1)))
+    share = min(1.0, blocks / spec.train.rows_per_step / candidates) if candidates > 0 else 0.0
+    return round(share * slots) * spec.train.rows_per_step
 
 
 def _chunk_slots(spec: DFlashSpec, blocks: int) -> int:

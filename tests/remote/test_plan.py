@@ -158,7 +158,7 @@ def test_a_chunk_of_2048_logits_in_float32_is_twice_970_mebibytes() -> None:
     )
     at = replace(sizes(spec, device="cuda"), chunk_slots=2048)
 
-    one_copy = (head_workspace(spec, at) - 2 * 2048 * 5120 * 2) / 3
+    one_copy = (head_workspace(spec, at) - 2048 * 5120 * 2) / 3
 
     assert one_copy == 2 * 970 * 1024**2
     assert 24_576 * 248_320 * 2 == 12_205_424_640  # all logits of the first user's row in bfloat16, 11.37 GiB
