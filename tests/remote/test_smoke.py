@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from remote.drafter import ladder, leak, synthetic, workbench
+from remote.drafter import ladder, leak, smoke, synthetic, workbench
 from remote.drafter.blocks import check_row
 from remote.drafter.measure import Meter
+from remote.drafter.model import tensor_shapes
 from remote.drafter.smoke import RungFailed, run_rung
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
 from remote.drafter.workbench import Workbench
-from remote.spec import DFlashSpec
+from remote.spec import DFlashSpec, num_drafter_parameters
 from tests.remote.jobs import events, make_job, make_run, run_job
 from tests.remote.specs import tiny_spec
 
@@ -337,3 +338,31 @@ def test_on_a_card_the_next_rungs_process_waits_until_it_is_told_and_ends_when_n
     assert last.returncode == 1
     assert [event.fields["passed"] for event in events(job.run, writer="rung-leak", kind="rung")] == [True]
     assert events(job.run, writer="rung-multi_doc") == []
+
+
+def test_the_checkpoint_rung_of_a_large_drafter_stores_every_kind_of_tensor_and_few_bytes() -> None:
+    """A 27B target's drafter has 1.7 billion parameters, 14 bytes each in a checkpoint."""
+    wide = tiny_spec(
+        target={"hidden_size": 5120, "num_layers": 64},
+        drafter={
+            "num_layers": 5,
+            "intermediate_size": 17_408,
+            "layer_types": ["sliding", "sliding", "sliding", "sliding", "full"],
+            "sliding_window": 2048,
+            "captured_layers": [1, 16, 31, 46, 61],
+            "init_from": "/drafters/other",
+        },
+    )
+
+    small = smoke._small(wide)
+
+    assert small.drafter.layer_types == ["sliding", "full"]
+    assert small.drafter.init_from is None, "that folder's tensors have other shapes"
+    assert num_drafter_parameters(small.target, small.drafter) < 0.1 * num_drafter_parameters(wide.target, wide.drafter)
+    kinds = {name.split(".", 2)[-1] if name.startswith("layers.") else name for name in shapes(wide)}
+    assert kinds == {name.split(".", 2)[-1] if name.startswith("layers.") else name for name in shapes(small)}
+    assert smoke._small(tiny_spec()).drafter.num_layers == tiny_spec().drafter.num_layers
+
+
+def shapes(spec: DFlashSpec) -> dict[str, tuple[int, ...]]:
+    return tensor_shapes(spec.target, spec.drafter)
