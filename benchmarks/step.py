@@ -92,7 +92,7 @@ CASES = (
     Case("2048x32", (8000,), 2048, 32),
     Case("4096x32", (8000,), 4096, 32),
 )
-FUSED = Variant("triton, all fused", "triton", is_fused=True, loss="fused", chunk_tokens=3328)
+FUSED = Variant("triton, all fused", "triton", is_fused=True, loss="fused", chunk_tokens=1664)
 FIRST_USER = Variant("the first user's way", "gathered", loss="checkpointed", is_checkpointed=True)
 PLAIN = Variant("the plain path", "eager")
 VARIANTS = (
@@ -106,7 +106,8 @@ VARIANTS = (
         cases=("ddtree", "2048x32", "4096x32"),
     ),
     Variant("triton, chunked loss", "triton", cases=("ddtree",)),
-    Variant("triton, fused loss", "triton", loss="fused", chunk_tokens=3328, cases=("ddtree",)),
+    Variant("triton, fused loss", "triton", loss="fused", chunk_tokens=1664, cases=("ddtree",)),
+    replace(FUSED, name="triton, all fused, chunks of 3328", chunk_tokens=3328, cases=("ddtree",)),
     replace(FUSED, name="flex, all else fused", attention="flex", cases=("ddtree", "12x4096")),
     Variant("sdpa, chunked loss", "sdpa", cases=("ddtree", "v6")),
 )

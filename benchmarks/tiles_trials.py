@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -60,7 +60,8 @@ def trials(device: torch.device) -> list[Callable[[], Trial]]:
     if device.type == "cpu":
         sizes = Sizes(step.Case("tiny", (50,), 4, 4), step.SMALL, 5, device)
     makers = (
-        forward, query_gradient, context_gradient, statistics, cross_entropy_gradient,
+        forward, query_gradient, context_gradient, statistics, partial(cross_entropy_gradient, is_in_place=True),
+        cross_entropy_gradient,
         swiglu_product, swiglu_gradient, norm_rows, norm_gradient, heads, heads_gradient, update,
     )  # fmt: skip
     return [lambda make=make: make(sizes) for make in makers]  # type: ignore[misc]
@@ -148,20 +149,25 @@ def statistics(sizes: Sizes) -> Trial:
     return Trial("row statistics", _standing(cross_entropy.STATISTICS, _row_grid()), run)
 
 
-def cross_entropy_gradient(sizes: Sizes) -> Trial:
+def cross_entropy_gradient(sizes: Sizes, *, is_in_place: bool = False) -> Trial:
+    """In the logits' place, each launch begins with fresh ones, whose copy every setting's time holds alike."""
     logits, label, target = _logits(sizes)
-    read, out = cross_entropy.row_statistics(logits, label), torch.empty_like(logits, dtype=sizes.shape.dtype)
-    weight = torch.ones_like(read.log_sum_M)
+    read, used = cross_entropy.row_statistics(logits, label), torch.empty_like(logits) if is_in_place else logits
+    weight, dtype = torch.ones_like(read.log_sum_M), sizes.shape.dtype
+    out = cross_entropy.in_their_place(used, dtype) if is_in_place else torch.empty_like(logits, dtype=dtype)
 
     def run(**setting: int) -> Sequence[Tensor]:
+        if is_in_place:
+            used.copy_(logits)
         soft = cross_entropy.cross_entropy_gradient(
-            logits, read.log_sum_M, label, weight, hard=1.0, soft=step.KL, target=target, out_MV=out,
+            used, read.log_sum_M, label, weight, hard=1.0, soft=step.KL, target=target, out_MV=out,
             tile=RowTile(**setting),
         )  # fmt: skip
         assert soft is not None
         return out, soft
 
-    return Trial("cross-entropy gradient", _standing(cross_entropy.GRADIENT, _row_grid()), run)
+    name = "cross-entropy in place, copy" if is_in_place else "cross-entropy gradient"
+    return Trial(name, _standing(cross_entropy.GRADIENT, _row_grid()), run)
 
 
 def _logits(sizes: Sizes) -> tuple[Tensor, Tensor, TargetRows]:

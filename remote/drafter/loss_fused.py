@@ -1,7 +1,8 @@
 """One chunk of the loss by fused row operations: the same sums and gradients as `loss_chunk`, in two reads of the logits.
 
-Buffers alive at once: the drafter's logits (M, V) and the target's (U, V) in float32, and one gradient (M, V) in the
-head's dtype. Shapes as there.
+Buffers alive at once: the drafter's logits (M, V) and the target's (U, V) in float32. The gradient (M, V) is written in
+the head's dtype where the logits stood; with cap, whose own gradient reads them again, the first one has a buffer of its
+own. Shapes as there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remote.drafter.kernels.cross_entropy import TargetRows, cross_entropy_gradient, entropy_gradient, row_statistics
+from remote.drafter.kernels.cross_entropy import (
+    TargetRows,
+    cross_entropy_gradient,
+    entropy_gradient,
+    in_their_place,
+    row_statistics,
+)
 from remote.drafter.loss_chunk import (
     ChunkOutcome,
     Slots,
@@ -72,20 +79,23 @@ def chunk_loss(
     weight_M = slot_weights(values, slots, spec)
     soft = soft_coefficient(spec)
     target = TargetRows(teacher.logits_UV, teacher.log_sum_U, slots.teacher_M) if teacher and soft else None
-    gradient_MV = torch.empty_like(logits_MV, dtype=head_VH.dtype) if with_gradient else None
+    has_cap, place_MV = bool(spec.terms.get("cap")), in_their_place(logits_MV, head_VH.dtype)
+    gradient_MV = torch.empty_like(logits_MV, dtype=head_VH.dtype) if has_cap else place_MV
     soft_ce_M = cross_entropy_gradient(
         logits_MV, read.log_sum_M, label_M, weight_M,
-        hard=spec.terms.get("ce", 0.0), soft=soft, target=target, out_MV=gradient_MV,
+        hard=spec.terms.get("ce", 0.0), soft=soft, target=target,
+        out_MV=gradient_MV if with_gradient else None,
     )  # fmt: skip
     totals = loss_totals(values, weight_M, _soft_values(soft_ce_M, teacher, slots), spec) | metric_totals(values, slots)
-    if gradient_MV is None:
+    if not with_gradient:
         return ChunkOutcome(totals, None, None)
-    gradient_MH, cap_gradient_MH = gradient_MV @ head_VH, None
-    if spec.terms.get("cap"):
-        scale_M = spec.terms["cap"] * weight_M * values.right_M
-        entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, scale_M, out_MV=gradient_MV)
-        cap_gradient_MH = gradient_MV @ head_VH
-    return ChunkOutcome(totals, gradient_MH, cap_gradient_MH)
+    gradient_MH = gradient_MV @ head_VH
+    if not has_cap:
+        return ChunkOutcome(totals, gradient_MH, None)
+    del gradient_MV
+    scale_M = spec.terms["cap"] * weight_M * values.right_M
+    entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, scale_M, out_MV=place_MV)
+    return ChunkOutcome(totals, gradient_MH, place_MV @ head_VH)
 
 
 def _soft_values(soft_ce_M: Tensor | None, teacher: Teacher | None, slots: Slots) -> dict[str, Tensor]:

@@ -38,6 +38,8 @@ def build(kernel: Any, constants: dict[str, Any], *, capability: int, pointers: 
             attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32" if name in FLOATS else "i32"
+            if name == "count":  # of a weight's numbers
+                attributes[(index,)] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -72,6 +74,7 @@ def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
     numbers = dict.fromkeys(("logits_ptr", "target_ptr", "weight_ptr", "entropy_ptr", "scale_ptr"), "*fp32")
     numbers |= dict.fromkeys(("label_logit_ptr", "target_log_sum_ptr", "soft_ce_ptr"), "*fp32")
     numbers |= dict.fromkeys(("label_ptr", "best_ptr", "rank_ptr", "target_row_ptr"), "*i64")
+    gradient |= {"OUT_WIDTH": 2 * 248_320, "IN_PLACE": True}
     with_target = {"HAS_TARGET": True, "HAS_OUT": True, **gradient}
     for name, kernel, constants in (
         ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True, **statistics}),

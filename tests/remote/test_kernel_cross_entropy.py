@@ -60,6 +60,38 @@ def check_rows(device: torch.device, *, count: int, vocab: int) -> None:
     assert relative_error(ours, theirs) < 1e-5
 
 
+def check_in_place(device: torch.device, dtype: torch.dtype, *, count: int, vocab: int) -> None:
+    """Both gradients, written where the logits stood, have the bits of those that stand alone."""
+    logits, label = rows(count, vocab, device=device)
+    target, _ = rows(7, vocab, device=device, scale=5.0)
+    read = cross_entropy.row_statistics(logits, label)
+    teacher = TargetRows(target, target.logsumexp(-1), torch.arange(count, device=device) % 7)
+    weight = torch.linspace(0, 1, count, device=device)
+
+    def both(logits_MV: Tensor, out_MV: Tensor, *, is_cap: bool) -> Tensor:
+        if is_cap:
+            cross_entropy.entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, weight, out_MV=out_MV)
+        else:
+            cross_entropy.cross_entropy_gradient(
+                logits_MV, read.log_sum_M, label, weight, hard=0.8, soft=0.3, target=teacher, out_MV=out_MV
+            )
+        return out_MV
+
+    for is_cap in (False, True):
+        alone = both(logits, torch.empty_like(logits, dtype=dtype), is_cap=is_cap)
+        used = logits.clone()
+        assert torch.equal(both(used, cross_entropy.in_their_place(used, dtype), is_cap=is_cap), alone)
+
+
+@pytest.mark.slow  # the interpreter takes about a second a case
+@in_interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("vocab", [53, 5001])
+def test_a_gradient_in_the_logits_place_has_the_same_bits(vocab: int, dtype: torch.dtype) -> None:
+    """The interpreter runs a program whole, tile after tile; warps that overtake each other are the card's test."""
+    check_in_place(CPU, dtype, count=5, vocab=vocab)
+
+
 @pytest.mark.slow  # the interpreter takes about a second a case
 @in_interpreter
 @pytest.mark.parametrize(("count", "vocab"), [(9, 53), (3, 64), (8, 5001), (1, 2)])
@@ -164,6 +196,14 @@ def test_fused_loss_shows_one_bad_hidden_state() -> None:
 @pytest.mark.parametrize(("count", "vocab"), [(9, 53), (300, 248_320), (64, 151_937)])
 def test_rows_on_cuda_equal_float64(count: int, vocab: int) -> None:
     check_rows(CUDA, count=count, vocab=vocab)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [53, 151_937, 248_320])
+def test_a_gradient_in_the_logits_place_has_the_same_bits_on_cuda(vocab: int, dtype: torch.dtype) -> None:
+    for _ in range(3):
+        check_in_place(CUDA, dtype, count=600, vocab=vocab)
 
 
 @needs_cuda

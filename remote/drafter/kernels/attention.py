@@ -217,7 +217,7 @@ def context_gradient_pass(
         ranges.tiles.context,
         (torch.empty_like(key), torch.empty_like(value)),
     )
-    context_gradient_kernel[(ranges.seen_by.shape[1], shape.num_kv_heads)](
+    context_gradient_kernel[(ranges.seen_by.shape[1] * shape.num_kv_heads,)](
         query, key, value, ranges.start_T, ranges.end_T, log_sum, grad_out, delta, *grads, ranges.seen_by,
         *shape.lengths, shape.scale, **shape.constants(tile, is_whole=False),
     )  # fmt: skip

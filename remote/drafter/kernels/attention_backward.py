@@ -136,10 +136,12 @@ def context_gradient_kernel(
     DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of context keys and values: walks the one range of blocks that see it."""
-    tile = tl.program_id(0)  # early context is seen by most blocks: the longest first
-    kv_head = tl.program_id(1)
+    # Early context is seen by most blocks: the longest of all heads first. Head by head, the last one's longest tile
+    # began when most of the card was done, and a step waited for it (2,491 turns of a loop against 2,042).
+    tile = tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
     RATIO: tl.constexpr = SLOTS * GROUP_PAD
-    num_tiles = tl.num_programs(0)
+    num_tiles = tl.num_programs(0) // KV_HEADS
     scale_log2 = scale * 1.4426950408889634
     at = tile * KEYS + tl.arange(0, KEYS)
     dim = tl.arange(0, DIM)

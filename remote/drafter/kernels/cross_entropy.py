@@ -77,7 +77,7 @@ def cross_entropy_gradient(
     """Gradient of Σ weight · (hard·CE(label) + soft·(−Σ p log q)) into `out_MV`; returns −Σ p log q of each row.
 
     w·(hard·(q − [label]) + soft·(q − p)). Without a target's rows there is no soft part and None comes back; without
-    `out_MV` no gradient is written.
+    `out_MV` no gradient is written. `out_MV` may be `in_their_place(logits_MV, ...)`: the logits are lost then.
     """
     if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
         return cross_entropy_gradient_reference(
@@ -92,7 +92,8 @@ def cross_entropy_gradient(
         _cross_entropy_kernel[(num_rows,)](
             logits_MV, log_sum_M, label_M, weight_M, rows.logits_UV, rows.log_sum_U, rows.index_M,
             logits_MV if out_MV is None else out_MV, soft_ce, float(hard), float(soft),
-            HAS_TARGET=target is not None, HAS_OUT=out_MV is not None, **row_constants(vocab, tile),
+            HAS_TARGET=target is not None, HAS_OUT=out_MV is not None, **out_constants(logits_MV, out_MV),
+            **row_constants(vocab, tile),
         )  # fmt: skip
     return soft_ce if target is not None else None
 
@@ -126,7 +127,22 @@ def entropy_gradient(
         return
     num_rows, vocab = logits_MV.shape
     if num_rows:
-        _entropy_kernel[(num_rows,)](logits_MV, log_sum_M, entropy_M, scale_M, out_MV, **row_constants(vocab, GRADIENT))
+        _entropy_kernel[(num_rows,)](
+            logits_MV, log_sum_M, entropy_M, scale_M, out_MV,
+            **out_constants(logits_MV, out_MV), **row_constants(vocab, GRADIENT),
+        )  # fmt: skip
+
+
+def in_their_place(logits_MV: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for a gradient (M, V) of `dtype` where the logits stand: the first part of each row, rows as far apart."""
+    return logits_MV.view(dtype)[:, : logits_MV.shape[1]]
+
+
+def out_constants(logits_MV: Tensor, out_MV: Tensor | None) -> dict[str, int]:
+    """Of a gradient that stands alone, or in the logits' place."""
+    if out_MV is None:
+        return {"OUT_WIDTH": logits_MV.shape[1], "IN_PLACE": False}
+    return {"OUT_WIDTH": out_MV.stride(0), "IN_PLACE": out_MV.data_ptr() == logits_MV.data_ptr()}
 
 
 def row_constants(vocab: int, tile: RowTile) -> dict[str, int]:
@@ -181,7 +197,10 @@ def _cross_entropy_kernel(
     logits_ptr, log_sum_ptr, label_ptr, weight_ptr, target_ptr, target_log_sum_ptr, target_row_ptr, out_ptr, soft_ce_ptr,
     hard, soft,
     VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_OUT: tl.constexpr, STAGES: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
+    """In place, a tile's gradient is no longer than its logits and overwrites nothing beyond them: what lies behind has
+    been read, and the barrier keeps a fast warp from writing what a slow one has not."""
     row = tl.program_id(0).to(tl.int64)
     base = logits_ptr + row * VOCAB
     lane = tl.arange(0, TILE)
@@ -205,14 +224,17 @@ def _cross_entropy_kernel(
             gradient -= soft * weight * p
         if HAS_OUT:
             gradient -= tl.where(at == label, hard * weight, 0.0)
-            tl.store(out_ptr + row * VOCAB + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)
+            if IN_PLACE:
+                tl.debug_barrier()
+            tl.store(out_ptr + row * OUT_WIDTH + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)
     if HAS_TARGET:
         tl.store(soft_ce_ptr + row, -tl.sum(cross, 0))
 
 
 @jit()
 def _entropy_kernel(
-    logits_ptr, log_sum_ptr, entropy_ptr, scale_ptr, out_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr
+    logits_ptr, log_sum_ptr, entropy_ptr, scale_ptr, out_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     base = logits_ptr + row * VOCAB
@@ -223,4 +245,6 @@ def _entropy_kernel(
         at = low + tl.arange(0, TILE)
         log_q = tl.load(base + at, mask=at < VOCAB, other=0.0) - log_sum
         gradient = -scale * tl.exp(log_q) * (log_q + entropy)
-        tl.store(out_ptr + row * VOCAB + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)
+        if IN_PLACE:
+            tl.debug_barrier()
+        tl.store(out_ptr + row * OUT_WIDTH + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)
