@@ -85,9 +85,12 @@ def positions(spec: DFlashSpec, at: Sizes) -> Component:
 def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -> list[Component]:
     """What the forward keeps for the backward, of the first `layers` layers (None: all) and around them."""
     count = at.layers if layers is None else layers
+    ends_rows = (
+        at.supervised_slots if count == at.layers else at.block_tokens
+    )  # the last layer goes on with these alone
     context = _context_keys(spec, at)
     shared = context_bytes(at, 2 * at.hidden) + _norm(at, at.context_tokens, at.hidden)
-    ends = token_bytes(at, at.hidden) + (_norm(at, at.block_tokens, at.hidden) if layers is None else 0)
+    ends = row_bytes(at, ends_rows, at.hidden) + (_norm(at, ends_rows, at.hidden) if layers is None else 0)
     lines = [Component("context features", shared, "fc and hidden_norm of the context, 2·S·H")]
     if is_checkpointed(spec):
         lines.append(
@@ -100,19 +103,21 @@ def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -
     why = "T·(4H + 3Q + 3G + 4I) a layer: the input of every operation"
     if has_fused_kernels(spec, at):
         why = "T·(2H + 3Q + 3G + 2I) a layer: norms and SwiGLU are computed again"
-    lines.append(Component("activations kept", count * block_activations(at, spec) + ends, why))
+    last = block_activations(at, spec, is_last=True) if count == at.layers else 0
+    others = (count - bool(last)) * block_activations(at, spec)
+    lines.append(Component("activations kept", others + last + ends, why))
     return lines
 
 
-def block_activations(at: Sizes, spec: DFlashSpec) -> int:
-    """What one layer keeps of its block tokens."""
-    return _attention_activations(at, spec) + mlp_activations(at, spec)
+def block_activations(at: Sizes, spec: DFlashSpec, *, is_last: bool = False) -> int:
+    """What one layer keeps of its block tokens; the last one takes only supervised slots past its attention."""
+    return _attention_activations(at, spec, is_last=is_last) + mlp_activations(at, spec, is_last=is_last)
 
 
-def live_layer(at: Sizes, spec: DFlashSpec) -> int:
+def live_layer(at: Sizes, spec: DFlashSpec, *, is_last: bool) -> int:
     """One layer with everything it keeps, while checkpointing recomputes it; its input is kept already."""
     context = _context_keys(spec, at)
-    return block_activations(at, spec) + context - token_bytes(at, at.hidden)
+    return block_activations(at, spec, is_last=is_last) + context - token_bytes(at, at.hidden)
 
 
 def loss_gradients(spec: DFlashSpec, at: Sizes) -> int:
@@ -127,7 +132,7 @@ def head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool = True) -
     copies = 4 if is_soft(spec) else 3
     logits = 4 * at.vocab * (copies * at.chunk_slots + at.chunk_targets)
     kinds = 1 + bool(spec.loss.terms.get("cap"))
-    return logits + (1 + kinds) * at.chunk_slots * at.hidden * at.element_bytes
+    return logits + kinds * at.chunk_slots * at.hidden * at.element_bytes
 
 
 def _fused_head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool) -> int:
@@ -135,9 +140,10 @@ def _fused_head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool) -
     more, the joining of a chunk's target rows to those that it shares with the chunk before, which is alive as well."""
     has_cap = bool(spec.loss.terms.get("cap"))
     kinds = (1 + has_cap) if with_gradient else 0
-    own_gradient = at.element_bytes * at.chunk_slots if with_gradient and has_cap else 0
-    rows = 4 * (at.chunk_slots + at.chunk_targets) + own_gradient
-    chunk = at.vocab * rows + (1 + kinds) * at.chunk_slots * at.hidden * at.element_bytes
+    rows = 4 * (at.chunk_slots + at.chunk_targets) + (
+        at.element_bytes * at.chunk_slots if with_gradient and has_cap else 0
+    )
+    chunk = at.vocab * rows + kinds * at.chunk_slots * at.hidden * at.element_bytes
     has_neighbour = at.chunk_slots < at.supervised_slots
     joined = 3 * 4 * at.vocab * at.chunk_targets if has_neighbour else 0
     return max(chunk, joined)
@@ -195,10 +201,13 @@ def _target_components(spec: DFlashSpec, at: Sizes, table: int) -> list[Componen
     ]
 
 
-def _attention_activations(at: Sizes, spec: DFlashSpec) -> int:
+def _attention_activations(at: Sizes, spec: DFlashSpec, *, is_last: bool) -> int:
     """Input and, but for fused kernels, its norm; queries and keys before and after norm and rotation, values, the output."""
     is_fused, kind = has_fused_kernels(spec, at), attention_of(spec, at)
-    tokens = token_bytes(at, (1 if is_fused else 2) * at.hidden + 3 * at.query_width + 3 * at.key_width)
+    tokens = token_bytes(at, (1 if is_fused else 2) * at.hidden + 2 * at.query_width + 3 * at.key_width)
+    tokens += row_bytes(at, passed_rows(at, is_last=is_last), at.query_width)
+    if is_last and kind != "sdpa":  # whose own output is kept whole beside the rows that go on
+        tokens += token_bytes(at, at.query_width)
     norms = _norm(at, at.block_tokens, at.hidden)
     if not is_fused:
         norms += _norm(at, at.block_tokens, at.query_width, at.heads)
@@ -207,10 +216,16 @@ def _attention_activations(at: Sizes, spec: DFlashSpec) -> int:
     return tokens + norms + sums
 
 
-def mlp_activations(at: Sizes, spec: DFlashSpec) -> int:
+def mlp_activations(at: Sizes, spec: DFlashSpec, *, is_last: bool) -> int:
     """Input, gate and up; but for fused kernels also the input's norm, gate's SiLU and the product."""
     width = at.hidden + 2 * at.inner if has_fused_kernels(spec, at) else 2 * at.hidden + 4 * at.inner
-    return token_bytes(at, width) + _norm(at, at.block_tokens, at.hidden)
+    rows = passed_rows(at, is_last=is_last)
+    return row_bytes(at, rows, width) + _norm(at, rows, at.hidden)
+
+
+def passed_rows(at: Sizes, *, is_last: bool) -> int:
+    """Block tokens that a layer takes past its attention: in the last one those that carry loss."""
+    return at.supervised_slots if is_last else at.block_tokens
 
 
 def _context_keys(spec: DFlashSpec, at: Sizes) -> int:
@@ -226,7 +241,12 @@ def _norm(at: Sizes, rows: int, width: int, groups: int = 1) -> int:
 
 def token_bytes(at: Sizes, width: int) -> int:
     """Of one number per block token and unit of width."""
-    return at.block_tokens * width * at.element_bytes
+    return row_bytes(at, at.block_tokens, width)
+
+
+def row_bytes(at: Sizes, rows: int, width: int) -> int:
+    """Of one number per row and unit of width."""
+    return rows * width * at.element_bytes
 
 
 def context_bytes(at: Sizes, width: int) -> int:
