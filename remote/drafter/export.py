@@ -142,6 +142,7 @@ def load_exported(folder: Path, drafter: DFlashDrafter, target: TargetSpec) -> N
     if layer_types(found) != layer_types(expected):
         wrong.append(f"layer types {layer_types(found)}, the recipe says {layer_types(expected)}")
     wrong += _window_differences(found, expected)
+    wrong += _scaled_rotation(config)
     if _told_causal(config) and "full" in layer_types(found):
         wrong.append("full layers that are causal in the block; this trainer's are not")
     if wrong:
@@ -177,9 +178,9 @@ def _told_causal(config: dict[str, Any]) -> bool | None:
 
 
 def imported_spec(config: dict[str, Any], folder: Path) -> DrafterSpec:
-    """The drafter that a config.json of this format describes."""
-    inner = config.get("dflash_config", {})
+    """The drafter that a config.json of this format describes. UserFault: a key is missing, or of the wrong kind."""
     try:
+        inner = config.get("dflash_config", {})
         types = ["sliding" if kind == "sliding_attention" else "full" for kind in config.get("layer_types") or []]
         bidirectional = _told_causal(config) is False and "sliding" in types
         rule = config.get("draftyard", {}).get("window_rule", "automodel" if bidirectional else "specforge")
@@ -203,6 +204,17 @@ def imported_spec(config: dict[str, Any], folder: Path) -> DrafterSpec:
         )
     except KeyError as error:
         raise UserFault(f"{folder}: config.json has no {error.args[0]}; it is not a DFlash drafter's") from error
+    except (TypeError, AttributeError) as error:
+        raise UserFault(
+            f"{folder}: config.json has a value of the wrong kind ({error}); it is not a DFlash drafter's"
+        ) from error
+
+
+def _scaled_rotation(config: dict[str, Any]) -> list[str]:
+    """What a config says of its rotary embedding beside its base, where that is not nothing."""
+    told = [value for value in (config.get("rope_scaling"), config.get("rope_parameters")) if isinstance(value, dict)]
+    kinds = {str(value.get("rope_type", value.get("type", "default"))) for value in told} - {"default"}
+    return [f"rotary embedding of type {kind}; this trainer's is plain" for kind in sorted(kinds)]
 
 
 def read_export(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

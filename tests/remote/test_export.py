@@ -254,6 +254,44 @@ def test_a_folder_whose_full_layers_are_causal_is_refused(full_spec, exported):
         load_exported(exported, make_drafter(full_spec), full_spec.target)
 
 
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+    ],
+)
+def test_a_folder_whose_rotary_embedding_is_scaled_is_refused(full_spec, exported, scaled):
+    """Its tensors would load without a complaint, and mean something else."""
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(config | scaled))
+
+    with pytest.raises(ValueError, match="rotary embedding of type yarn; this trainer's is plain"):
+        load_exported(exported, make_drafter(full_spec), full_spec.target)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dflash_config": None},
+        {"dflash_config": [1]},
+        {"dflash_config": {"mask_token_id": 3, "target_layer_ids": 3}},
+        {"layer_types": 3},
+        {"rope_theta": None, "rope_parameters": None},
+        {"draftyard": None},
+    ],
+    ids=str,
+)
+def test_a_value_of_the_wrong_kind_is_one_clear_line(full_spec, exported, wrong):
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(config | wrong))
+
+    with pytest.raises(ValueError, match=r"config\.json has a value of the wrong kind") as caught:
+        load_exported(exported, make_drafter(full_spec), full_spec.target)
+
+    assert "\n" not in str(caught.value)
+
+
 def test_a_folder_that_is_no_drafter_is_one_clear_line(full_spec, tmp_path):
     drafter = make_drafter(full_spec)
 
