@@ -121,7 +121,7 @@ def facts_of(
     """Who held how much when `error` was raised. A card that no longer answers costs these facts, never the error."""
     try:
         facts: dict[str, Any] = dict(memory_facts(device))
-    except _REFUSALS as refused:
+    except (AssertionError, *_REFUSALS) as refused:  # torch asserts that it was built for the device it is asked of
         return {"memory_facts_why": _line(refused)}
     return facts | snapshot_facts(error, device, folder, name, take)
 

@@ -16,7 +16,16 @@ from remote.drafter import held, snapshot
 from remote.drafter.held import summarise
 from remote.drafter.job import failures_placed
 from remote.drafter.measure import Meter
-from remote.drafter.snapshot import bounded, record_allocations, snapshot_facts
+from remote.drafter.snapshot import (
+    bounded,
+    facts_of,
+    failures_explained,
+    record_allocations,
+    snapshot_facts,
+    tensors_at,
+)
+from remote.report import Reporter
+from remote.rundir import RunDir
 from remote.spec import DrafterSpec, TargetSpec
 from tests.remote.cuda import needs_cuda
 from tests.remote.jobs import events, make_job, tiny_job_spec
@@ -135,6 +144,54 @@ def test_a_torch_that_cannot_record_is_said_in_one_line() -> None:
     if not torch.cuda.is_available():
         said = record_allocations(CUDA)
         assert said is None or said.startswith("no stacks in memory snapshots: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card that answers is here")
+def test_a_card_that_does_not_answer_costs_its_numbers_and_never_the_error(tmp_path: Path) -> None:
+    facts = facts_of(OOM, CUDA, tmp_path, "rank0")
+
+    assert list(facts) == ["memory_facts_why"]
+    assert "\n" not in facts["memory_facts_why"]
+
+
+def test_shapes_are_those_of_the_innermost_own_frames_and_no_value_is_among_them() -> None:
+    def attend(queries: torch.Tensor) -> None:
+        keys = queries.repeat(4, 1)
+        raise torch.OutOfMemoryError(str(keys.shape))
+
+    token = "secret"  # a local of this frame that is no tensor
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        attend(torch.full((2, 3), 7.5, dtype=torch.float64))
+
+    found = tensors_at(raised.value)
+
+    assert [(item["name"], item["shape"], item["dtype"], item["function"]) for item in found] == [
+        ("keys", [8, 3], "float64", "attend"),
+        ("queries", [2, 3], "float64", "attend"),
+    ]
+    assert token not in str(found)
+    assert "7.5" not in str(found)
+
+
+def test_a_script_of_ones_own_keeps_what_the_trainer_keeps_and_its_error_goes_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    reporter = Reporter(run.attempt(1).root)
+
+    with pytest.raises(torch.OutOfMemoryError), reporter.job(), failures_explained(reporter, take=made):
+        raise OOM
+
+    (failure,) = events(run, kind="failure")
+    assert failure.fields["facts"]["memory_held"][0]["bytes"] == 12 * MIB
+    assert failure.fields["facts"]["memory_snapshot"] == "memory-rank0.pickle"
+    assert (run.attempt(1).artifacts / "memory-rank0.json").is_file()
+
+
+def test_a_script_run_by_hand_has_no_folder_and_says_so() -> None:
+    facts = snapshot_facts(OOM, CUDA, None, "rank0", take=made)
+
+    assert facts["memory_snapshot"] is None
+    assert "by hand" in facts["memory_snapshot_why"]
+    assert facts["memory_held"]
 
 
 @needs_cuda
