@@ -26,6 +26,7 @@ from torch import Tensor
 
 from remote.drafter import checkpoint, synthetic, workbench
 from remote.drafter.checkpoint import Position
+from remote.drafter.data import Batch
 from remote.drafter.job import Job, devices, versions
 from remote.drafter.leak import label_findings, probe
 from remote.drafter.loss import LossSums
@@ -43,7 +44,9 @@ CHECKPOINT_STEPS = 2
 SMALL_ROW_TOKENS, SMALL_ANCHORS = 512, 16  # of the checkpoint rung, and its drafter's layers and width:
 SMALL_LAYERS, SMALL_CAPTURED, SMALL_INNER = 2, 1, 1024  # 2 GiB on disk where the 27B drafter's would be 23
 SCHEDULE_STEPS = 10_000  # a rung's few steps stand at the beginning of the schedule, however short the training is
-CUDA_LOSS_TOLERANCE = 1e-5  # relative; a GPU may add in another order in another process
+# Relative, of the loss now and after a step: a card may add gradients up in another order, and AdamW's first steps turn the
+# sign of a gradient that is nearly zero into a whole step (7e-5 was seen on an H200).
+CUDA_TOLERANCES = (1e-5, 1e-3)
 
 
 class RungFailed(RuntimeError):
@@ -74,7 +77,7 @@ def fwd(job: Job, bench: Workbench) -> Values:
         warm_up_s = bench.meter.seconds()["forward"]
         with bench.meter.part("forward"):
             sums = forward(micro_batch, bench)
-    return _learnt(sums) | {"warm_up_s": warm_up_s, "forward_s": bench.meter.seconds()["forward"]}
+    return learnt(sums) | {"warm_up_s": warm_up_s, "forward_s": bench.meter.seconds()["forward"]}
 
 
 def fwd_bwd(job: Job, bench: Workbench) -> Values:
@@ -90,12 +93,12 @@ def timed_steps(job: Job, bench: Workbench, micro_batches: Sequence[MicroBatch])
         bench.meter.step = step
         result = run_step(step, micro_batches, bench)
         parts.append(bench.meter.seconds())
-    _refuse_non_finite(bench)
+    refuse_non_finite(bench)
     still = [name for name, sample in _samples(bench).items() if torch.equal(sample, before[name])]
     _judge_still(job, bench, still)
     timed = parts[WARM_UP_STEPS:]
     split = {f"{name}_s": statistics.median(each[name] for each in timed) for name in _TIMED}
-    return _learnt(result.sums) | split | {"warm_up_s": parts[0]["step"]}
+    return learnt(result.sums) | split | {"warm_up_s": parts[0]["step"]}
 
 
 def multi_doc(job: Job, bench: Workbench) -> Values:
@@ -104,9 +107,9 @@ def multi_doc(job: Job, bench: Workbench) -> Values:
     bench.meter.seconds()
     result = run_step(1, micro_batches, bench)
     seconds = bench.meter.seconds()
-    _refuse_non_finite(bench)
+    refuse_non_finite(bench)
     refuse(findings)
-    return _learnt(result.sums) | {f"{name}_s": seconds[name] for name in _TIMED}
+    return learnt(result.sums) | {f"{name}_s": seconds[name] for name in _TIMED}
 
 
 def leak(job: Job, bench: Workbench) -> Values:
@@ -116,7 +119,7 @@ def leak(job: Job, bench: Workbench) -> Values:
         sums = forward(micro_batch, bench)
         findings = probe(micro_batch, bench)
     refuse(findings)
-    return _learnt(sums) | {"probe_s": bench.meter.seconds()["forward"]}
+    return learnt(sums) | {"probe_s": bench.meter.seconds()["forward"]}
 
 
 def checkpoint_save(job: Job, bench: Workbench) -> Values:
@@ -124,22 +127,24 @@ def checkpoint_save(job: Job, bench: Workbench) -> Values:
     micro_batches = _micro_batches(bench, synthetic.worst_layout(bench.spec))
     for step in range(1, CHECKPOINT_STEPS + 1):
         run_step(step, micro_batches, bench)
-    _refuse_non_finite(bench)
+    refuse_non_finite(bench)
     with bench.meter.part("checkpoint"):
         position = Position(CHECKPOINT_STEPS, rows_seen=0)
         size_bytes = checkpoint.save(
             _saved(job), position, model=bench.drafter, optimizer=bench.optimizer, spec=bench.spec
         )
     save_s = bench.meter.seconds()["checkpoint"]
-    write_json(_saved(job).with_suffix(".json"), {"losses": _next_losses(bench, micro_batches)})
+    kept = {"bits": _bits(bench), "losses": _next_losses(bench, micro_batches)}
+    write_json(_saved(job).with_suffix(".json"), kept)
     return {"size_bytes": size_bytes, "save_s": save_s}
 
 
 def checkpoint_load(job: Job, bench: Workbench) -> Values:
-    """Second half, in a new process: the loaded checkpoint gives the same loss, and after one more step again."""
+    """Second half, in a new process: what the optimizer keeps is the same bit for bit, and so is the loss, and the loss after
+    one more step but for the order in which a card adds up."""
     micro_batches = _micro_batches(bench, synthetic.worst_layout(bench.spec))
-    expected = (read_json(_saved(job).with_suffix(".json")) or {}).get("losses")
-    if expected is None:
+    kept = read_json(_saved(job).with_suffix(".json"))
+    if kept is None:
         raise RungFailed("the process that should have saved the checkpoint left none")
     try:
         bench.meter.seconds()
@@ -148,10 +153,17 @@ def checkpoint_load(job: Job, bench: Workbench) -> Values:
         load_s = bench.meter.seconds()["checkpoint"]
     finally:
         shutil.rmtree(_saved(job), ignore_errors=True)
-    found = _next_losses(bench, micro_batches)
-    tolerance = CUDA_LOSS_TOLERANCE if bench.device.type == "cuda" else 0.0
-    if not all(math.isclose(a, b, rel_tol=tolerance) for a, b in zip(expected, found, strict=True)):
-        raise RungFailed(f"losses before the save {expected}, after the load {found}; they must be equal")
+    wrong = [name for name, bits in _bits(bench).items() if kept["bits"].get(name) != bits]
+    if wrong:
+        raise RungFailed(
+            f"of the optimizer's {len(kept['bits'])} tensors {len(wrong)} came back otherwise, {wrong[0]} among them"
+        )
+    found, on_card = _next_losses(bench, micro_batches), bench.device.type == "cuda"
+    for expected, again, tolerance in zip(
+        kept["losses"], found, CUDA_TOLERANCES if on_card else (0.0, 0.0), strict=True
+    ):
+        if not math.isclose(expected, again, rel_tol=tolerance):
+            raise RungFailed(f"losses before the save {kept['losses']}, after the load {found}; they must be equal")
     return {"loss": found[0], "loss_after_step": found[1], "load_s": load_s}
 
 
@@ -192,13 +204,26 @@ def _small(spec: DFlashSpec) -> DFlashSpec:
 
 
 def _micro_batch(bench: Workbench, layout: Sequence[int], *, position: int = 0) -> MicroBatch:
-    batch = synthetic.batch(bench.spec, layout, like=bench.head_VH, position=position)
+    return micro_batch_of(bench, synthetic.batch(bench.spec, layout, like=bench.head_VH, position=position), layout)
+
+
+def micro_batch_of(bench: Workbench, batch: Batch, layout: Sequence[int]) -> MicroBatch:
+    """A batch of that layout, ready for a step."""
     return assemble(batch, bench, num_slots=anchor_slots(bench.spec.data, most_documents=len(layout)))
 
 
 def _micro_batches(bench: Workbench, layout: Sequence[int]) -> list[MicroBatch]:
     """Those of one optimizer step."""
     return [_micro_batch(bench, layout, position=index) for index in range(bench.spec.train.accumulation)]
+
+
+def _bits(bench: Workbench) -> dict[str, int]:
+    """A checksum of the bits of each tensor that the optimizer keeps."""
+    as_integers = {2: torch.int16, 4: torch.int32}
+    state = bench.optimizer.state()
+    return {
+        name: int(each.view(as_integers[each.element_size()]).sum(dtype=torch.int64)) for name, each in state.items()
+    }
 
 
 def _next_losses(bench: Workbench, micro_batches: Sequence[MicroBatch]) -> list[float]:
@@ -212,7 +237,8 @@ def _next_losses(bench: Workbench, micro_batches: Sequence[MicroBatch]) -> list[
     return losses
 
 
-def _learnt(sums: LossSums) -> Values:
+def learnt(sums: LossSums) -> Values:
+    """Loss, accuracy and streak; RungFailed where the loss is not finite."""
     values = metrics(sums)
     found = {name: values[name] for name in ("loss", "accuracy", "streak") if name in values}
     if not math.isfinite(_loss(sums)):
@@ -257,7 +283,7 @@ def refuse(findings: Sequence[str]) -> None:
         raise RungFailed("; ".join(findings))
 
 
-def _refuse_non_finite(bench: Workbench) -> None:
+def refuse_non_finite(bench: Workbench) -> None:
     found = bench.optimizer.latch.read()
     if found is not None:
         raise RungFailed(f"{found.term} is not finite at step {found.step}")

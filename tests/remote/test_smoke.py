@@ -93,6 +93,22 @@ def test_the_round_trip_fails_when_the_optimizer_state_is_not_what_was_saved(tmp
         run_rung(other, "checkpoint", Meter(CPU))
 
 
+def test_the_round_trip_names_what_of_the_optimizer_came_back_otherwise(tmp_path: Path, monkeypatch) -> None:
+    """A card's tolerance of the loss after a step would not notice it."""
+    job = make_job(tmp_path, tiny_spec())
+    run_rung(job, "checkpoint_save", Meter(CPU))
+    load = smoke.checkpoint.load
+
+    def forgetful(*arguments, optimizer, **named):
+        load(*arguments, optimizer=optimizer, **named)
+        optimizer.state()["exp_avg/norm.weight"].view(-1)[0].add_(1e-6)
+
+    monkeypatch.setattr(smoke.checkpoint, "load", forgetful)
+
+    with pytest.raises(RungFailed, match=r"tensors 1 came back otherwise, exp_avg/norm\.weight among them"):
+        run_rung(job, "checkpoint", Meter(CPU))
+
+
 @pytest.mark.parametrize(
     ("per", "max_anchors"), [("row", 6), ("document", 1), ("document", 6), ("document", 30), ("document", 90)]
 )
