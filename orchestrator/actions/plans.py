@@ -41,12 +41,24 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class Exceeded:
+    """The stage that a run ended in, where it needed more than its plan had said; and the plan's largest line there."""
+
+    stage: str
+    planned_bytes: int  # allocated
+    needed_bytes: int  # alive when it ended, and what was asked for
+    component: str
+    component_bytes: int
+
+
+@dataclass(frozen=True)
 class Fits:
     """What would fit instead of what ran out of memory."""
 
     planned: Planned | None
     short_bytes: int = 0  # what the run needed beyond its plan; what is offered leaves that free
     note: str = ""  # why nothing can be planned
+    exceeded: Exceeded | None = None
 
 
 class Ended(Protocol):
@@ -127,7 +139,8 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
             capacity_bytes, told = _seen_capacity(places, ended.run.host)[0], f"host {ended.run.host} as last seen"
     capacity_bytes, told = _allowed(ended.failures, capacity_bytes, told)
     room_bytes = None if capacity_bytes is None else max(capacity_bytes - short_bytes, 0)
-    return Fits(_planned(spec, room_bytes, told, device=str(kept["device"])), short_bytes)
+    planned = _planned(spec, room_bytes, told, device=str(kept["device"]))
+    return Fits(planned, short_bytes, exceeded=_exceeded(ended.failures, kept))
 
 
 def _allowed(failures: Sequence[FailureRow], capacity_bytes: int | None, told: str) -> tuple[int | None, str]:
@@ -209,6 +222,18 @@ def _short_bytes(failures: Sequence[FailureRow], kept: Mapping[str, Any]) -> int
     sizes = [facts.get(name) for name in ("own_use_bytes", "requested_bytes")]
     needed_bytes = sum(size for size in sizes if isinstance(size, int))
     return max(0, needed_bytes - int(kept.get("driver_bytes") or 0)) if None not in sizes else 0
+
+
+def _exceeded(failures: Sequence[FailureRow], kept: Mapping[str, Any]) -> Exceeded | None:
+    """None where the failure names no stage, or says too little, or its plan was kept."""
+    first = failures[0] if failures else None
+    stage = next((each for each in kept.get("stages") or () if first is not None and each["name"] == first.stage), None)
+    sizes = [first.facts.get(name) for name in ("allocated_bytes", "requested_bytes")] if first is not None else []
+    known = [size for size in sizes if isinstance(size, int)]
+    if stage is None or len(known) < 2 or sum(known) <= stage["allocated_bytes"]:
+        return None
+    most = max(stage["components"], key=lambda component: int(component["size_bytes"]))
+    return Exceeded(stage["name"], stage["allocated_bytes"], sum(known), most["name"], most["size_bytes"])
 
 
 def _dflash(resolved: Resolved) -> DFlashSpec:

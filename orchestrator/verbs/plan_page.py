@@ -68,6 +68,7 @@ def fits_lines(fits: Fits, run: RunRow, *, width: int | None) -> list[str]:
     found = fits.planned
     head = [heading(f"The run's own plan, against {gib(found.plan.capacity_bytes)}"), *pairs(_totals(found)[:-3])]
     short = f"it needed {gib(fits.short_bytes)} more than its plan said; what is offered leaves that free"
+    over = _exceeded_line(fits)
     none = ["no single change fits; a smaller target or a shorter row is needed"]
     advice = _advice(found, width=width, is_numbered=True) if found.switches else none
     words = ["draftyard", "smoke", run.recipe, "-b", run.branch, "--host", run.host, "--try", "1"]
@@ -75,12 +76,22 @@ def fits_lines(fits: Fits, run: RunRow, *, width: int | None) -> list[str]:
         "",
         f"{shlex.join([inert(word) for word in words])}    # the rungs with the first of these; N for the Nth",
     ]
-    return [*head, *([short] if fits.short_bytes else []), "", *advice, *(try_it if found.switches else [])]
+    return [*head, *over, *([short] if fits.short_bytes else []), "", *advice, *(try_it if found.switches else [])]
 
 
 def fits_document(fits: Fits) -> dict[str, Any]:
     planned = None if fits.planned is None else plan_document(fits.planned)
-    return {"planned": planned, "short_bytes": fits.short_bytes, "note": fits.note}
+    return {"planned": planned, "short_bytes": fits.short_bytes, "note": fits.note, "exceeded": fits.exceeded}
+
+
+def _exceeded_line(fits: Fits) -> list[str]:
+    if fits.exceeded is None:
+        return []
+    over = fits.exceeded
+    return [
+        f"exceeded: {over.stage} was planned with {gib(over.planned_bytes)} allocated, {gib(over.component_bytes)} of it "
+        f"{over.component}; it needed {gib(over.needed_bytes)}"
+    ]
 
 
 def effect_text(effect: Effect, value: float) -> str:

@@ -58,7 +58,9 @@ def places(yard: Yard) -> Places:
     return find_places(yard.root, {"HOME": str(yard.root), "XDG_CONFIG_HOME": str(yard.root / "config")})
 
 
-def ran_out(places: Places, *, share: float = 0.93, overrides: Sequence[str] = ("train.seed=7",)) -> None:
+def ran_out(
+    places: Places, *, share: float = 0.93, overrides: Sequence[str] = ("train.seed=7",), allocated_bytes: int = 0
+) -> None:
     """A training of the branch `wide` as it ends where the process was allowed this share of what its plan wants."""
     spec = resolve(places, "small", branch="wide", overrides=overrides)[1].spec
     assert isinstance(spec, DFlashSpec)
@@ -68,7 +70,11 @@ def ran_out(places: Places, *, share: float = 0.93, overrides: Sequence[str] = (
         Document.PLAN: json.dumps(plan_body(made)),
         Document.LAUNCH: json.dumps({"gpus": [], "overrides": list(overrides)}),
     }
-    facts = {"limit_bytes": round(made.driver_bytes * share), "requested_bytes": 1024}
+    facts = {
+        "limit_bytes": round(made.driver_bytes * share),
+        "requested_bytes": 1024,
+        "allocated_bytes": allocated_bytes,
+    }
     failure = FailureRow(
         run_id=RAN_OUT, attempt=1, kind="host_oom", message="can't allocate memory", hint="", source="rank0",
         stage="forward", step=1, traceback="", facts=facts, at_s=1.0, is_first_cause=True,
@@ -137,3 +143,22 @@ def test_a_script_of_ones_own_is_told_that_it_has_no_plan(yard: Yard) -> None:
     assert yard.run("smoke", "tiny", "-b", "oom", "--try", "1") == 2
 
     assert "a script of its own has no plan" in yard.err
+
+
+def test_the_page_names_the_stage_of_the_plan_that_was_exceeded_and_its_largest_line(
+    yard: Yard, places: Places
+) -> None:
+    ran_out(places, allocated_bytes=8 * 2**30)
+    body = yard.json("show", RAN_OUT)["fits"]["exceeded"]
+    assert yard.run("show", RAN_OUT, "--oom") == 0
+
+    assert (body["stage"], body["needed_bytes"]) == ("forward", 8 * 2**30 + 1024)
+    assert 0 < body["component_bytes"] < body["planned_bytes"] < body["needed_bytes"]
+    line = next(line for line in yard.out.splitlines() if line.startswith("exceeded: forward was planned with"))
+    assert body["component"] in line
+
+
+def test_a_stage_that_kept_its_plan_is_not_called_exceeded(yard: Yard, places: Places) -> None:
+    ran_out(places, allocated_bytes=1024)
+
+    assert yard.json("show", RAN_OUT)["fits"]["exceeded"] is None
