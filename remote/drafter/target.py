@@ -135,7 +135,9 @@ def load_target(
     _check_config(spec, text_config, folder)
     _cut(text_config, spec.keep_layers)
     loading(done=1)
-    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
+    )
     _check_parameters(spec, model, folder)
     body = getattr(model.model, "language_model", model.model)  # a vision model keeps its text body inside
     loading(done=2)
@@ -177,6 +179,11 @@ def target_folder(source: str, *, cache: Path, progress: Progress = silent) -> P
         return _converted(path, cache / "targets", progress)
     if not (path / "config.json").is_file():
         raise UserFault(f"target.source is {source}: no Hugging Face folder there (it would hold a config.json)")
+    if not any(file.suffix == ".safetensors" for file in path.iterdir()):
+        raise UserFault(
+            f"target.source is {source}: no safetensors there, and weights are read from nothing else (a .bin file is a "
+            "pickle and may hold code); save_pretrained of transformers writes them"
+        )
     return path
 
 
@@ -258,7 +265,7 @@ def _folder_identity(folder: Path) -> str:
     marker = read_json(folder / MARKER)
     if marker is not None:
         return str(marker["source_sha256"])[:16]
-    weights = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".bin")]
+    weights = [path for path in sorted(folder.iterdir()) if path.suffix == ".safetensors"]
     facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weights]
     text = (folder / "config.json").read_text(encoding="utf-8") + json.dumps(facts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from remote.drafter.target import MARKER, load_target, target_folder
@@ -105,6 +106,20 @@ def test_an_untied_head_is_the_models_own(tmp_path, tiny_target_spec):
 def test_a_spec_that_does_not_fit_the_model_is_one_clear_line(tiny_target_spec, tmp_path, changes, words):
     with pytest.raises(ValueError, match=words) as caught:
         load_target(replace(tiny_target_spec, **changes), cache=tmp_path, device="cpu", dtype=torch.float32)
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", ["pickled", "none"])
+def test_weights_are_read_from_safetensors_and_from_no_pickle(tiny_target_spec, tmp_path, weights):
+    folder = make_tiny_folder(tmp_path / "target")
+    if weights == "pickled":
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    spec = replace(tiny_target_spec, source=str(folder))
+
+    with pytest.raises(ValueError, match="no safetensors there") as caught:
+        load_target(spec, cache=tmp_path, device="cpu", dtype=torch.float32)
 
     assert "\n" not in str(caught.value)
 
