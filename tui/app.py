@@ -52,6 +52,7 @@ TICK_S = 0.5
 SLOW_READ_S = 1.0  # a reading that takes longer is told on the top line
 FOLLOW_AGAIN_S = 10.0  # between two tries to start the follower
 REST_S = 0.06
+PAINTED_S = 0.02  # by then what is known already has been painted, which a reading beside it would hold up
 SETTLED_S = 0.3  # after the first answer, which is painted by then
 CLOCK_S = 20.0  # without news the ages on the screen are refreshed this often
 
@@ -156,11 +157,14 @@ class Draftyard(App[None]):
             self._is_reading = True  # from here on, not from when the worker gets its turn
             self.run_worker(self._read(), group="reading")
 
-    def ask_soon(self) -> None:
+    def ask_soon(self, after_s: float = REST_S) -> None:
         """Reads once keys have rested: what a cursor only passes is not worth a reading."""
         if self._soon is not None:
             self._soon.stop()
-        self._soon = self.set_timer(REST_S, self._ask_at_rest)
+        self._soon = self.set_timer(after_s, self._ask_at_rest)
+
+    def ask_after_paint(self) -> None:
+        self.ask_soon(PAINTED_S)
 
     def _ask_at_rest(self) -> None:
         self._soon = None

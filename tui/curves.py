@@ -77,7 +77,7 @@ class CurvesPane(Sheet):
         self.show(self._lines)
 
     def on_resize(self, event: events.Resize) -> None:
-        self._ask()  # another number of charts may fit
+        self._read()  # another number of charts may fit; the sheet below draws by itself
 
     # ------------------------------------------------------------- actions
 
@@ -152,6 +152,9 @@ class CurvesPane(Sheet):
 
     def _ask(self) -> None:
         self.redraw()
+        self._read()
+
+    def _read(self) -> None:
         ask_now = getattr(self.app, "ask_now", None)
         if ask_now is not None:
             ask_now()

@@ -98,7 +98,7 @@ class YardScreen(Screen[None]):
         self.app.ask_now()
 
     def on_screen_resume(self) -> None:
-        self.app.ask_now()
+        self.app.ask_after_paint()
 
     def take(self, snapshot: Snapshot) -> None:
         """A new snapshot for this screen."""

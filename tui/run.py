@@ -155,7 +155,7 @@ class RunScreen(YardScreen):
             self.present(self.snapshot)
         if self._pane() is self._page:
             self._page.scroll_to(y=self._scrolled.get(name, 0), animate=False, force=True, immediate=True)
-        self.app.ask_now()
+        self.app.ask_after_paint()
 
     def _pane(self) -> Widget:
         """What shows the open tab. Those that are lines alone share one sheet: a widget less is 1 ms less to open a run."""

@@ -166,7 +166,7 @@ class RunsScreen(HomeScreen):
         if self.snapshot is not None:
             self.present(self.snapshot)  # the rows there are, until the new order has been read
         self.show_top()
-        self.app.ask_now()
+        self.app.ask_after_paint()
 
     def action_compare(self) -> None:
         marked = [run.id for run in self._rows if run.id in self._table.marks]

@@ -35,8 +35,8 @@ def matches(path: Path, text: str) -> bool:
 
 
 def _without_lines(text: str) -> str:
-    """Where in our own source a default stands is no part of how a screen looks."""
-    return re.sub(r"(spec\.py:)\d+", r"\1", text)
+    """Where in our own source or in a bundled recipe a value stands is no part of how a screen looks."""
+    return re.sub(r"((?:spec\.py|\.yaml):)\d+", r"\1", text)
 
 
 def picture(app: Draftyard) -> str:
