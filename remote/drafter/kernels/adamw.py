@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 
 from remote.drafter.kernels.launch import RowTile, can_launch, jit, on_its_device, tl
 
-STEP = RowTile(1024, 4)
+STEP = RowTile(512, 4)
 SQUARES = RowTile(4096, 8)
 SPAN = 16  # tiles that one program of the norm adds up
 PLACES = ("first",)  # sizes of weights never change, and what divides them decides how wide a read may be

@@ -52,7 +52,7 @@ class Tiles:
     context: Tile
 
 
-LARGE_TILES = Tiles(Tile(128, 64, 3, 8), Tile(128, 64, 2, 8), Tile(64, 128, 2, 8))
+LARGE_TILES = Tiles(Tile(128, 64, 2, 4), Tile(128, 64, 3, 8), Tile(64, 64, 2, 4))
 SMALL_TILES = Tiles(Tile(128, 64, 2, 8), Tile(128, 32, 2, 8), Tile(64, 64, 2, 4))
 LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))  # compute capabilities with 160 KiB and more
 

@@ -30,7 +30,7 @@ class Walk:
 
 
 NORM_WARPS, HEAD_WARPS = 8, 4  # of the kernels with a program a row; all four found by timing (`benchmarks.tiles`)
-NORM_WALK, HEAD_WALK = Walk(8, 4), Walk(4, 4)
+NORM_WALK, HEAD_WALK = Walk(8, 2), Walk(4, 16)
 
 
 @on_its_device
