@@ -96,7 +96,7 @@ def profiled(step: Callable[[], object], device: torch.device) -> Profile:
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
         torch.cuda.synchronize(device)
-    with torch.profiler.profile(activities=activities, record_shapes=True, with_flops=True) as seen:
+    with torch.profiler.profile(activities=activities, record_shapes=True, with_flops=True, acc_events=True) as seen:
         step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
