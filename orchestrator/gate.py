@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from orchestrator.units import format_size
-from remote.spec import COSMETIC, READ_BY_REAL, REAL_RUNG, UNTESTED, DFlashSpec, Spec
+from remote.spec import COSMETIC, RANKS_RUNG, READ_BY_REAL, REAL_RUNG, UNTESTED, DFlashSpec, Spec
 
 # A backward pass, documents kept apart, nothing seen ahead, a checkpoint that reads back: no recipe may waive them.
 FLOOR = ("fwd_bwd", "multi_doc", "leak", "checkpoint")
@@ -135,9 +135,11 @@ def fingerprint(
 
 
 def required_rungs(spec: Spec) -> tuple[str, ...]:
-    """What a launch of it wants passed: the recipe's rungs, for the bundled trainer never less than the floor."""
+    """What a launch of it wants passed: the recipe's rungs, for the bundled trainer never less than the floor, and with
+    several processes a rung that starts two."""
     floor = FLOOR if isinstance(spec, DFlashSpec) else ()
-    return tuple(dict.fromkeys([*spec.smoke.rungs, *floor]))
+    is_shared = isinstance(spec, DFlashSpec) and spec.roles.target + spec.roles.drafter > 1
+    return tuple(dict.fromkeys([*spec.smoke.rungs, *floor, *([RANKS_RUNG] if is_shared else [])]))
 
 
 def verdict(required: Sequence[str], evidence: Iterable[Evidence], wanted: Fingerprint) -> Verdict:

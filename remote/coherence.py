@@ -10,7 +10,7 @@ import math
 import posixpath
 
 from remote.ranges import range_errors
-from remote.spec import BUNDLED_RUNGS, LOSS_TERMS, REAL_RUNG, DFlashSpec, ScriptSpec, Spec
+from remote.spec import BUNDLED_RUNGS, LOSS_TERMS, RANKS_RUNG, REAL_RUNG, DFlashSpec, ScriptSpec, Spec
 
 # Why a run may fail, so that another attempt can be wished: the reasons of `ls`, without the number of exit and signal.
 RETRIED = (
@@ -33,7 +33,7 @@ def cross_field_errors(spec: Spec) -> list[tuple[str, str]]:
 
 def _rung_errors(spec: Spec) -> list[tuple[str, str]]:
     """A job of the user's own has no rungs but its scripts."""
-    bundled = (*BUNDLED_RUNGS, REAL_RUNG) if isinstance(spec, DFlashSpec) else ()
+    bundled = (*BUNDLED_RUNGS, RANKS_RUNG, REAL_RUNG) if isinstance(spec, DFlashSpec) else ()
     names = [*bundled, *spec.smoke.scripts]
     more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
     known = ", ".join(names[:MAX_LISTED]) + more or "none: smoke.scripts is empty"

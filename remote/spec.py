@@ -19,7 +19,7 @@ from typing import Any, Literal, get_type_hints
 SPEC_VERSION = 1
 
 BUNDLED_RUNGS: tuple[str, ...] = ("fwd", "fwd_bwd", "multi_doc", "leak", "checkpoint")
-REAL_RUNG = "real"  # bundled too, and climbed only where it is named: on the recipe's own rows, with the real target
+REAL_RUNG, RANKS_RUNG = "real", "ranks"  # on real rows, where named; of two processes, where roles want it
 
 
 @dataclass(frozen=True)

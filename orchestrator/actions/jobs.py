@@ -30,7 +30,7 @@ from orchestrator.launcher import taken_retry
 from orchestrator.recipe.fields import nearest
 from orchestrator.store.rows import Document, Kind, RunRow, State
 from orchestrator.workplace import Workplace
-from remote.spec import REAL_RUNG, DFlashSpec, ScriptSpec, SmokeSpec, Spec
+from remote.spec import RANKS_RUNG, REAL_RUNG, DFlashSpec, ScriptSpec, SmokeSpec, Spec
 
 LADDER = tuple(SmokeSpec().rungs)
 
@@ -81,7 +81,8 @@ def rehearse_all(places: Places, order: Order, *, tell: Tell = silent) -> list[R
     """The same on each of several hosts, and whether their processes would meet."""
     settled = _settled(places, order, tell, trains=True)
     with opened(settled, tell) as lots:
-        found = [_rehearsal(places, lot.settled, lot.site, gate.required_rungs(settled.spec)) for lot in lots]
+        required = _that_fit(settled, gate.required_rungs(settled.spec))
+        found = [_rehearsal(places, lot.settled, lot.site, required) for lot in lots]
         meeting = meet([lot.site for lot in lots], order.recipe)
     tell(f"the hosts would meet at {meeting.address}, port {meeting.port}")
     return found
@@ -98,7 +99,7 @@ def launch(places: Places, order: Order, *, tell: Tell = silent) -> Launched:
     """Gate, ship, start. Raises GateRefused (exit 3) with the one command that makes the evidence."""
     settled = _settled(places, order, tell, trains=True)
     spec = settled.spec
-    required = Requirement(gate.required_rungs(spec), order.force_reason)
+    required = Requirement(_that_fit(settled, gate.required_rungs(spec)), order.force_reason)
     if not required.rungs:
         tell(f"warning: {gate.UNTESTED_RECIPE}")
     return send(places, settled, Task(Kind.TRAIN, train_commands(spec), required), tell=tell)
@@ -116,6 +117,7 @@ def smoke(
     """Starts the rungs as a job; those that have passed for the same fingerprint are left out unless named."""
     settled = _settled(places, order, tell)
     wanted = wanted_rungs(settled.spec, rungs)
+    wanted = wanted if rungs else _that_fit(settled, wanted)
     with open_site(settled.host) as site:
         found = _rehearsal(places, settled, site, wanted, cap_bytes=cap_bytes)
         refuse_cap_above(cap_bytes, site.facts, found.gpus, settled.host.name)
@@ -235,6 +237,12 @@ def _rehearsal(
     found = gate.verdict(rungs, rows, mark)
     repair = repair_of_node(settled, gpus)
     return Rehearsal(host, mark.value, found, gpus, tree.hash, len(tree.entries), repair)
+
+
+def _that_fit(settled: Settled, rungs: Sequence[str]) -> tuple[str, ...]:
+    """Without the rung of two processes where the host has one GPU for this job."""
+    num_gpus = len(settled.gpus) or settled.num_gpus
+    return tuple(rung for rung in rungs if rung != RANKS_RUNG or num_gpus > 1)
 
 
 def wanted_rungs(spec: Spec, named: Sequence[str]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from remote.drafter.snapshot import record_allocations
 from remote.limits import limit_allocations
 from remote.report import Reporter, UserFault
 from remote.rundir import AttemptDir, RunDir
-from remote.spec import DFlashSpec, load
+from remote.spec import RANKS_RUNG, DFlashSpec, load
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -47,8 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     attempt = RunDir(options.run_dir).attempt(int(os.environ.get("DRAFTYARD_ATTEMPT", "1")))
     try:
         if options.job == "rung":
-            reporter = Reporter(attempt.root, writer=f"rung-{options.names[0]}")
-            return ladder.run_one(_job(options, attempt, reporter), options.names[0])
+            place = _place() if options.names[0] == RANKS_RUNG else None
+            rank = f"-{place.rank}" if place and place.rank else ""  # each process has a writer of its own
+            reporter = Reporter(attempt.root, writer=f"rung-{options.names[0]}{rank}")
+            job = _job(options, attempt, reporter, local_rank=place.local_rank if place else 0)
+            return ladder.run_one(job, options.names[0], place)
         is_shared = options.job == "train"  # by several ranks, where a launcher started them
         reporter = Reporter(attempt.root, writer=f"rank{os.environ.get('RANK', '0') if is_shared else 0}")
         with reporter.job():

@@ -18,20 +18,26 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
+
+import torch
 
 from remote.drafter.job import Job, failures_placed, say
 from remote.drafter.measure import Meter
+from remote.drafter.ranks import Place
+from remote.drafter.ranks_rung import NUM_PROCESSES, run_ranks
 from remote.drafter.smoke import RUNGS, run_rung
 from remote.report import UserFault
 from remote.rungs import climb as climb_scripts
-from remote.spec import REAL_RUNG
+from remote.spec import RANKS_RUNG, REAL_RUNG
 
 RUNG_FAILED = 3  # exit status of a rung's process that has reported its rung as failed
 
 # Rungs that need two processes: the first leaves something for the second.
 _BEFORE = {"checkpoint": "checkpoint_save"}
 
-_BUNDLED = (*RUNGS, REAL_RUNG)
+_BUNDLED = (*RUNGS, RANKS_RUNG, REAL_RUNG)
+_TOLD = "ranks-rung-told"  # left by the first rank: torch's launcher ends with 1 whatever its processes ended with
 
 
 def climb(job: Job, names: Sequence[str], *, cap_bytes: int | None) -> bool:
@@ -57,23 +63,40 @@ def climb(job: Job, names: Sequence[str], *, cap_bytes: int | None) -> bool:
     return all(passed)
 
 
-def run_one(job: Job, name: str) -> int:
-    """The rung, in this process; its exit status. Everything that escapes the rung is its failure."""
-    meter = Meter(job.device)
+def run_one(job: Job, name: str, place: Place | None = None) -> int:
+    """The rung, in this process; its exit status. Everything that escapes the rung is its failure.
+
+    `place`: of one process among several, of which the first speaks for all.
+    """
+    meter, speaks = Meter(job.device), place is None or place.rank == 0
     try:
         with failures_placed(job, meter, stage=name):
-            values = _run_real(job, meter) if name == REAL_RUNG else run_rung(job, name, meter)
+            values = _run(job, name, place, meter)
     except Exception as error:  # noqa: BLE001  # kept whole by failures_placed; here it becomes the rung's result
-        job.reporter.rung(_rung_of(name), passed=False, values=meter.peak_values(), message=_one_line(error))
+        if speaks:
+            job.reporter.rung(_rung_of(name), passed=False, values=meter.peak_values(), message=_one_line(error))
+            if name == RANKS_RUNG:
+                _told_by_ranks(job).touch()
         meter.say_peaks(job.reporter)
         if isinstance(error, UserFault):
             sys.stderr.write(f"{error}\n")
         else:
             sys.excepthook(type(error), error, error.__traceback__)
         return RUNG_FAILED
-    if name not in _BEFORE.values():
+    if name not in _BEFORE.values() and speaks:
         job.reporter.rung(name, passed=True, values=values)
     return 0
+
+
+def _run(job: Job, name: str, place: Place | None, meter: Meter) -> dict[str, float]:
+    if name == RANKS_RUNG:
+        return run_ranks(job, place, meter)
+    return _run_real(job, meter) if name == REAL_RUNG else run_rung(job, name, meter)
+
+
+def _told_by_ranks(job: Job) -> Path:
+    job.attempt.artifacts.mkdir(parents=True, exist_ok=True)
+    return job.attempt.artifacts / _TOLD
 
 
 def _run_real(job: Job, meter: Meter) -> dict[str, float]:
@@ -95,7 +118,7 @@ class _Processes:
         """Its exit status."""
         process = self._early.pop(half, None) or self._start(half)
         following = self._next.get(half)
-        if following is not None and self._job.device.type == "cuda":
+        if following not in (None, RANKS_RUNG) and self._job.device.type == "cuda":
             self._early[following] = self._start(following)
         process.communicate(b"go\n")
         return process.returncode
@@ -107,14 +130,24 @@ class _Processes:
 
     def _start(self, half: str) -> subprocess.Popen[bytes]:
         cap = [] if self._cap_bytes is None else ["--cap", str(self._cap_bytes)]
-        command = [sys.executable, "-m", "remote.drafter", "rung", str(self._job.run.root), half, "--when-told", *cap]
+        rung = ["-m", "remote.drafter", "rung", str(self._job.run.root), half, *cap]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_PROCESSES)]
+        command = [sys.executable, *(launcher if half == RANKS_RUNG else []), *rung]
+        command += [] if half == RANKS_RUNG else ["--when-told"]
         return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
 def _climb_one(job: Job, name: str, processes: _Processes) -> bool:
+    num_cards = torch.cuda.device_count() if job.device.type == "cuda" else NUM_PROCESSES
+    if name == RANKS_RUNG and num_cards < NUM_PROCESSES:
+        job.reporter.rung(name, passed=False, message=f"it wants {NUM_PROCESSES} GPUs, one for each process, and has 1")
+        return False
+    if name == RANKS_RUNG:
+        _told_by_ranks(job).unlink(missing_ok=True)
     for half in _halves(name):
         status = processes.run(half)
-        if status not in (0, RUNG_FAILED):
+        is_told = status == RUNG_FAILED or (half == RANKS_RUNG and _told_by_ranks(job).exists())
+        if status != 0 and not is_told:
             job.reporter.rung(
                 name, passed=False, message=f"its process ended by {_how(status)} before it could say why"
             )

@@ -7,6 +7,7 @@
 | multi_doc  | a packed row of three documents trains, positions restart, no label crosses a document |
 | leak       | no block sees what it must not see, and each sees what it may; see `leak` |
 | checkpoint | a new process that loads the checkpoint gets the same loss |
+| ranks      | two processes train as a launch of the recipe's roles would; see `ranks_rung` |
 
 Each gives time, peaks by stage, loss, accuracy and streak. A rung runs in a process of its own,
 started by `ladder`; forward alone never unlocks a launch.

@@ -171,6 +171,8 @@ def test_where_the_rung_on_real_rows_is_wanted_how_its_answers_are_made_counts()
 
 def test_the_rung_on_real_rows_is_wanted_where_it_is_named_and_never_instead_of_another() -> None:
     assert "real" not in gate.required_rungs(tiny_spec())
+    assert "ranks" not in gate.required_rungs(tiny_spec())
+    assert gate.required_rungs(tiny_spec(roles={"target": 1}))[-1] == "ranks"
     assert gate.required_rungs(tiny_spec(smoke={"rungs": ["real"]})) == ("real", *gate.FLOOR)
     assert wanted_rungs(tiny_spec(), ["real"]) == ("real",)
 
