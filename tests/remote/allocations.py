@@ -38,7 +38,7 @@ class Books(TorchDispatchMode):
             return
         self._seen.add(key)
         if self._in_interpreter and self.live_bytes + storage.nbytes() > self.peak_bytes:
-            gc.collect()
+            gc.collect()  # cheap: what was there before the step is frozen
         self.live_bytes += storage.nbytes()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         weakref.finalize(storage, self._leave, key, storage.nbytes())
@@ -61,6 +61,8 @@ def peaks(
         yield
         found[name] = books.peak_bytes
 
+    gc.collect()
+    gc.freeze()
     device = torch.device("cpu")
     choices = choices or workbench.choose(spec, device)
     with books:
@@ -81,4 +83,5 @@ def peaks(
                 objective.backward()
             with stage("step"):
                 bench.optimizer.update(step)
+    gc.unfreeze()
     return found
