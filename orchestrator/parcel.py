@@ -80,8 +80,8 @@ class Parcel:
         yield header(pack=pack, large=large)
         packing = zlib.compressobj(1)
         for entry in self._small:
-            with source_of(entry):
-                content = entry.source.read_bytes()[: entry.size_bytes].ljust(entry.size_bytes, b"\0")
+            with source_of(entry), entry.source.open("rb") as stream:  # no more than was measured: it may have grown
+                content = stream.read(entry.size_bytes).ljust(entry.size_bytes, b"\0")
             self._sent += entry.size_bytes
             yield packing.compress(content)
         yield packing.flush()

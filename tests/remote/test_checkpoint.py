@@ -192,9 +192,9 @@ KILLED = """\
 import sys, torch
 from pathlib import Path
 from torch import nn
+from tests.remote.specs import tiny_spec  # first: it chooses Triton's interpreter
 from remote.drafter import checkpoint
 from remote.drafter.checkpoint import Position
-from tests.remote.specs import tiny_spec
 model = nn.Linear(2000, 500)
 print("ready", flush=True)
 for step in range(1, 10_000):
