@@ -25,6 +25,7 @@ from pathlib import Path
 
 SIZE = (140, 40)
 DEADLINE_S = 20.0
+RECENT_BYTES = 8192
 _ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _CURSOR = re.compile("▌[^▌\n]{0,60}?/[^ ]+ +([a-z0-9]{8})")
 _PROGRAM = "import sys; from pathlib import Path; from tui.app import run; run(Path(sys.argv[1]))"
@@ -44,6 +45,7 @@ class Watching:
     def __init__(self, leader: int, pid: int) -> None:
         self._leader, self.pid = leader, pid
         self._cursor = ""  # the run that the cursor was seen on last
+        self._recent = b""  # a terminal hands out 4 KiB at a time, which may end within a row
 
     def typed(self, seconds: float, *, seed: int = 1) -> list[Answer]:
         """The answers to the keys of this time: mostly moves, now and then another order or a run looked into."""
@@ -77,7 +79,7 @@ class Watching:
                 paint_s = time.perf_counter() - began
                 crowded_s = self._crowded_s() - crowded_s
             if paint_s and (then is None or re.search(then, text)):
-                self._look_for_cursor(text)
+                self._look_for_cursor()
                 return Answer(key, paint_s, time.perf_counter() - began, crowded_s)
         raise TimeoutError(f"key {key!r} was not answered within {DEADLINE_S:g} s; written was: {text[-2000:]}")
 
@@ -87,7 +89,7 @@ class Watching:
         while time.monotonic() < ends:
             written += self._read(0.2)
             if re.search(pattern, _plain(written)):
-                self._look_for_cursor(_plain(written))
+                self._look_for_cursor()
                 return
         raise TimeoutError(f"{pattern!r} did not come; written was: {_plain(written)[:6000]}")
 
@@ -101,18 +103,21 @@ class Watching:
             return re.search(pattern, text) is not None
         return any(found != self._cursor for found in _CURSOR.findall(text))
 
-    def _look_for_cursor(self, text: str) -> None:
-        self._cursor = (_CURSOR.findall(text) or [self._cursor])[-1]
+    def _look_for_cursor(self) -> None:
+        self._cursor = (_CURSOR.findall(_plain(self._recent)) or [self._cursor])[-1]
 
     def _rest(self, seconds: float) -> None:
         """As a hand does between two keys; what is painted meanwhile is read, as a terminal would."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
-            self._look_for_cursor(_plain(self._read(left)))
+            self._read(left)
+            self._look_for_cursor()
 
     def _read(self, wait_s: float) -> bytes:
         ready, _, _ = select.select([self._leader], [], [], wait_s)
-        return os.read(self._leader, 1 << 16) if ready else b""
+        piece = os.read(self._leader, 1 << 16) if ready else b""
+        self._recent = (self._recent + piece)[-RECENT_BYTES:]
+        return piece
 
 
 _BYTES = {"enter": b"\r", "escape": b"\x1b"}

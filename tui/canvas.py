@@ -15,6 +15,12 @@ from tui.curve import Axis, Column, Trace, bulk
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column], Unicode 2800 block
 
+# [side][first row][last row] of a cell -> its dots
+_SPANS = [
+    [[sum(_DOTS[row][side] for row in range(first, last + 1)) for last in range(4)] for first in range(4)]
+    for side in range(2)
+]
+
 
 class Cell(NamedTuple):
     char: str
@@ -45,13 +51,16 @@ class Canvas:
             first, last = high_row, low_row
             if previous is not None:
                 first, last = min(first, previous[0] + 1), max(last, previous[1] - 1)
-            for row in range(first, last + 1):
-                self._dot(row, column, layer)
+            self._span(first, last, column, layer)
             previous = (low_row, high_row)
 
-    def _dot(self, row: int, column: int, layer: int) -> None:
-        self._dots[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
-        self._layers[row // 4][column // 2] = layer
+    def _span(self, first: int, last: int, column: int, layer: int) -> None:
+        """Dots of a column from row to row, a cell at a time: a band of noise is thousands of them."""
+        cell, side = divmod(column, 2)
+        for line in range(first // 4, last // 4 + 1):
+            top, bottom = max(0, first - 4 * line), min(3, last - 4 * line)
+            self._dots[line][cell] |= _SPANS[side][top][bottom]
+            self._layers[line][cell] = layer
 
     def rows(self) -> list[list[Cell]]:
         draw = _ascii_cell if self._ascii else _braille_cell
