@@ -249,7 +249,14 @@ def _start(
             store.set_up(run.id, attempt)
             doubt.may_live = True  # last of all: whatever breaks off before this line has started nothing
 
-        start_all(parts, before_spawn=before_spawn)
+        try:
+            start_all(parts, before_spawn=before_spawn)
+        except DraftyardError:
+            if len(parts) > 1 and doubt.may_live:  # what has started on one host would wait for the others
+                with suppress(DraftyardError):  # it has ended already
+                    store.ask(run.id, "stop")
+                tell(f"what was started of run {run.id} on its other hosts is being stopped")
+            raise
     return Launched(run.id, attempt, lots[0].name, parts[0].run_dir, more_hosts=tuple(lot.name for lot in lots[1:]))
 
 

@@ -133,14 +133,15 @@ def _carry_out_stops(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence
 def _stop_lonely(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence) -> None:
     """Ends a part of a run over several hosts some time after another one has fallen, unless it has ended by itself."""
     other = nodes.fallen(desk.reader, run) if run.more_hosts else None
-    what = f"{run.id} {run.attempt} {run.node} is lonely"
-    if other is None or seen.exit is not None or what in desk.stops_left:
+    what = _lonely(run)
+    is_away = seen.attempt is None and seen.job_alive  # its folder, which must not be made anew
+    if other is None or seen.exit is not None or what in desk.stops_left or is_away:
         return
     since_s = desk.first_seen_s.setdefault(what, desk.monotonic())
     if desk.monotonic() - since_s < nodes.patience_s(desk.reader, run, other):
         return
     grace_s = min(rules_of(desk, run).grace_s, nodes.LONELY_GRACE_S)
-    if seen.supervisor_alive:
+    if seen.supervisor_alive or not seen.is_claimed:  # of one that has not come yet, it waits there
         launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s)
     elif seen.job_alive:
         python = str((seen.supervisor or {}).get("python") or "python3")
@@ -149,6 +150,10 @@ def _stop_lonely(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence) ->
     desk.stops_left.add(what)
     text = f"host {run.host} is stopped: host {other.host} has ended ({other.verdict.evidence})"
     desk.store.add_event(run.id, "note", text)
+
+
+def _lonely(run: RunRow) -> str:
+    return f"{run.id} {run.attempt} {run.node} is lonely"
 
 
 def _is_orphaned(desk: Desk, run: RunRow, seen: Evidence) -> bool:
@@ -246,7 +251,8 @@ def _judge(desk: Desk, run: RunRow, seen: Evidence) -> Verdict | None:
     known = Known(
         run=desk.reader.run(run.id),
         attempt=attempt,
-        stop_was_asked=any(wish.kind == "stop" for wish in desk.reader.intents(run.id)),
+        stop_was_asked=_lonely(run) in desk.stops_left
+        or any(wish.kind == "stop" for wish in desk.reader.intents(run.id)),
         num_job_events=sum(
             row.last_seq for row in streams if row.attempt == run.attempt and not is_supervisor(row.writer)
         ),

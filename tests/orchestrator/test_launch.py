@@ -97,6 +97,27 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 # Starting --------------------------------------------------------------------------------------------
 
 
+def test_on_several_hosts_nothing_is_started_before_everything_is_in_place(site: Site, tmp_path: Path) -> None:
+    """The second one shares the first one's folder, as two hosts with one disk would."""
+    first = site.job("pass", env={"SECRET": "hidden word"})
+    second = replace(first, node=1)
+    elsewhere = replace(site.place, work_dir=str(tmp_path / "elsewhere"))
+    looked: list[str] = []
+
+    with pytest.raises(DraftyardError, match="is one folder for two hosts"):
+        launch.start_all([launch.Part(site.shell, site.place, first), launch.Part(site.shell, site.place, second)])
+    run_dir = Path(site.place.run_dir(first.run_id))
+    assert not (run_dir / "attempts/1/claim").exists()
+    assert not (run_dir / "env").exists()
+    parts = [launch.Part(site.shell, site.place, first), launch.Part(site.shell, elsewhere, second)]
+    launch.start_all(parts, before_spawn=lambda: looked.append(str(list(tmp_path.rglob("claim")))))
+
+    assert looked == ["[]"]
+    for part in parts:
+        site.until(part.run_dir, lambda found: found.exit is not None)
+    assert (Path(parts[1].run_dir) / "attempts/1/events.supervisor1.jsonl").exists()
+
+
 def test_a_started_job_has_its_files_and_says_so(site: Site) -> None:
     job = site.job(
         "import os; print(os.environ['SECRET'], os.getcwd())",
