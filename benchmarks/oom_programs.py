@@ -181,12 +181,15 @@ def other_process(at: Place) -> None:
 
 
 def library_workspace(at: Place) -> None:
-    """The card is filled to the last megabytes, and then comes the first product, for which cuBLAS wants a handle."""
-    left, right = at.random(512, 512), at.random(512, 512)
+    """The card is filled to the last megabytes, and then comes the first product, for which cuBLAS wants a handle.
+
+    The product's own output is made before: otherwise that is what finds no room, in a card that is simply full.
+    """
+    left, right, product = (at.random(512, 512) for _ in range(3))
     filled = _fill(at.device, leave_bytes=2 * GIB if at.remedy == "leave_room" else MIB)
-    product = left @ right
+    torch.mm(left, right, out=product)
     torch.cuda.synchronize(at.device)
-    filled[0][:1] = product.isfinite().all()
+    filled[0][:1] = product[:1, :1].cpu().isfinite().item()
 
 
 def _fill(device: torch.device, *, leave_bytes: int) -> list[Tensor]:

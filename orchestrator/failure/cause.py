@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from orchestrator.failure.oom_text import others_bytes
+from orchestrator.failure.oom_text import others_bytes, pieces_bytes
 from orchestrator.units import format_size
 
 MIB = 1024**2
 LARGE_SHARE = 0.25  # of what is alive: from here on something that is kept is what fills the card
+RECOMPUTED_SHARE = 0.05  # of what is alive: below this something is recomputed, and hardly the layers
 WIDE = 30_000  # a last dimension from here on may be a vocabulary's
 FOREIGN_SHARE = 0.05  # of the card: what others hold below this is a display or a context, and no cause
 ROUNDING_BYTES = 2 * MIB  # the allocator asks in steps of this
@@ -83,8 +84,8 @@ class Scene:
         found = kinds.get(kind) if isinstance(kinds, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 
-    def keeps_much(self, kind: str) -> bool:
-        return bool(self.alive) and int(self.kept(kind).get("bytes", 0)) >= LARGE_SHARE * self.alive
+    def keeps_much(self, kind: str, share: float = LARGE_SHARE) -> bool:
+        return bool(self.alive) and int(self.kept(kind).get("bytes", 0)) >= share * self.alive
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
         """Name, shape and dtype of the tensors at hand where it was raised."""
@@ -226,8 +227,8 @@ def _other_process(scene: Scene) -> Cause | None:
 def _fragmentation(scene: Scene) -> Cause | None:
     if scene.facts.get("shortage") != "fragmentation":
         return None
-    idle = scene.size("idle_reserved_bytes") or max(0, scene.size("reserved_bytes") - scene.size("allocated_bytes"))
-    text = f"{format_size(idle)} are reserved but in pieces, none of them {format_size(scene.requested)} large"
+    pieces = format_size(pieces_bytes(scene.facts))
+    text = f"{pieces} are unused but in pieces, none of them {format_size(scene.requested)} large"
     grow = Remedy("expandable_segments", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     even = Remedy("even_sizes", "pad to a few sizes, or empty the cache once after the largest")
     return Cause("fragmentation", text, (even,) if scene.facts.get("expandable_segments") is True else (grow, even))
@@ -345,7 +346,7 @@ def _layer_activations(scene: Scene) -> Cause | None:
 
 def _too_many_tokens(scene: Scene) -> Cause | None:
     """Each layer is recomputed already, so what is left grows with the tokens of a step."""
-    if not scene.kept("checkpointed") or scene.keeps_much("layers"):
+    if not scene.keeps_much("checkpointed", RECOMPUTED_SHARE) or scene.keeps_much("layers"):
         return None
     text = f"the layers are recomputed already ({format_size(int(scene.kept('checkpointed')['bytes']))} of them alive), and the tokens of a step do not fit"
     return Cause(

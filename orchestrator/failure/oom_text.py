@@ -15,6 +15,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# Of the card, or of what the process may take: slack below this is in every allocator, and a card with no more is full.
+PIECES_SHARE = 0.02
+ROUNDING_BYTES = 16 * 1024**2  # of a difference of three sizes in GiB, each with two decimals
 _UNIT_BYTES = {
     "bytes": 1,
     "byte": 1,
@@ -108,14 +111,25 @@ def shortage(facts: Mapping[str, Any]) -> str | None:
     if total is not None and requested > total:
         return "larger_than_card"
     free, is_limited = facts.get("free_bytes", 0), facts.get("allowed_bytes") is not None
-    # What is free on the card is no room for a process at its limit: there the pieces alone must be enough.
-    if _idle_bytes(facts) + (0 if is_limited else free) >= requested:
+    if pieces_bytes(facts) >= max(requested, PIECES_SHARE * _capacity_bytes(facts)):
         return "fragmentation"
     if is_limited and free >= requested:
         return "process_limit"
-    if free + others_bytes(facts) >= requested:
+    others = others_bytes(facts)
+    if others and free + others >= requested:
         return "other_process"
     return "full"
+
+
+def pieces_bytes(facts: Mapping[str, Any]) -> int:
+    """What is reserved and unused, with what is free on the card, which is no room for a process at its limit."""
+    free = 0 if facts.get("allowed_bytes") is not None else int(facts.get("free_bytes", 0))
+    return _idle_bytes(facts) + free
+
+
+def _capacity_bytes(facts: Mapping[str, Any]) -> int:
+    """What the process may take, or the card; 0 where the text names neither."""
+    return min((int(facts[name]) for name in ("allowed_bytes", "total_bytes") if name in facts), default=0)
 
 
 def others_bytes(facts: Mapping[str, Any]) -> int:
@@ -125,7 +139,8 @@ def others_bytes(facts: Mapping[str, Any]) -> int:
     if None in sizes:
         return listed
     total, free, own = (int(size) for size in sizes if size is not None)
-    return max(listed, total - free - own)
+    hidden = total - free - own
+    return max(listed, hidden) if hidden > ROUNDING_BYTES else listed
 
 
 def _idle_bytes(facts: Mapping[str, Any]) -> int:

@@ -25,6 +25,10 @@ _OPTIMIZER = re.compile(r"torch/optim/|remote/drafter/optim\.py$")
 _CHECKPOINT = "torch/utils/checkpoint.py"
 _CONTAINER, _MODULE = "torch/nn/modules/container.py", "torch/nn/modules/module.py"
 _TRAINS = frozenset({"backward", "zero_grad", "step"})
+_MAKES = frozenset(f"{word}{like}" for word in ("empty", "zeros", "ones", "full") for like in ("", "_like"))
+_CALLED_BESIDE = frozenset({"append", "range", "len", "int", "min", "max", "round"})  # these make no tensor
+
+_BY_LOOPS = frozenset({"chunks", "layers", "steps", "buffers"})
 
 Frame = Mapping[str, Any]  # filename, line, name
 
@@ -44,8 +48,8 @@ def summarise(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes in use by the innermost frame of the user's own code that allocated them, most first; and what kept them.
 
     kept: kind -> bytes, num_blocks, repeats, frame. Kinds: `chunks`, `layers`, `steps` (one line of a loop, a call of a
-    module in a loop, a line of the training loop itself; blocks of one size, REPEATED or more), `checkpointed`,
-    `optimizer`, `backward` (no Python stack).
+    module in a loop, a line of the training loop itself; blocks of one size, REPEATED or more), `buffers` (a loop's line
+    that does nothing but make them: no graph keeps these), `checkpointed`, `optimizer`, `backward` (no Python stack).
     """
     held: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     alike: dict[tuple[int, tuple[tuple[str, int], ...]], list[Mapping[str, Any]]] = defaultdict(list)
@@ -91,7 +95,7 @@ def keeper(frames: Sequence[Frame]) -> str | None:
         return "optimizer"
     if any(file.endswith(_CHECKPOINT) for file in files):
         return "checkpointed"
-    calls_module = False
+    calls_module, is_innermost = False, True
     for frame in frames:
         file = frame["filename"]
         if file.endswith(_CONTAINER):
@@ -101,7 +105,10 @@ def keeper(frames: Sequence[Frame]) -> str | None:
             continue
         loop = _loop_around(file, int(frame["line"]))
         if loop is not None:
-            return "steps" if loop == "trains" else "layers" if calls_module else "chunks"
+            if loop == "trains" or calls_module:
+                return "steps" if loop == "trains" else "layers"
+            return "buffers" if is_innermost and _only_makes(file, int(frame["line"])) else "chunks"
+        is_innermost = False
     return None
 
 
@@ -110,7 +117,7 @@ def _kept(alike: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, A
     found: dict[str, _Kept] = defaultdict(_Kept)
     for group in alike:
         kind = keeper(group[0].get("frames", []))
-        if kind is None or (kind in ("chunks", "layers", "steps") and len(group) < REPEATED):
+        if kind is None or (kind in _BY_LOOPS and len(group) < REPEATED):
             continue
         kept, size_bytes = found[kind], sum(block["size"] for block in group)
         kept.size_bytes += size_bytes
@@ -176,3 +183,26 @@ def _functions(file: str) -> tuple[tuple[int, int], ...]:
 def _trains(loop: ast.For | ast.While) -> bool:
     calls = (node.func for statement in loop.body for node in ast.walk(statement) if isinstance(node, ast.Call))
     return any(isinstance(called, ast.Attribute) and called.attr in _TRAINS for called in calls)
+
+
+def _only_makes(file: str, line: int) -> bool:
+    """Whether the line's statement makes tensors from sizes alone, as `held.append(torch.empty(n))`, and computes none."""
+    tree = _tree(file)
+    around = [
+        node
+        for node in (ast.walk(tree) if tree else ())
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    if not around:
+        return False
+    nodes = list(ast.walk(max(around, key=lambda node: (node.lineno, node.col_offset))))
+    calls = {_called(node) for node in nodes if isinstance(node, ast.Call)}
+    operands = [each for node in nodes if isinstance(node, ast.BinOp) for each in (node.left, node.right)]
+    computes = any(isinstance(each, ast.Call) and _called(each) in _MAKES for each in operands)
+    computes = computes or any(isinstance(node, ast.MatMult) for node in nodes)
+    return bool(calls & _MAKES) and calls <= _MAKES | _CALLED_BESIDE and not computes
+
+
+def _called(call: ast.Call) -> str:
+    """The last part of a function's name; empty for one without a name."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

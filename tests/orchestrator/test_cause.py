@@ -61,6 +61,23 @@ def seen(message: str = text("2.00 GiB"), *frames: tuple[str, int, str, str], **
     return failed(message, *frames, **more)
 
 
+# As it was recorded on an H200 whose every GiB a loop had filled: the output of the first product, 512 KiB, found no room.
+FULL_CARD = failed(
+    "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 3.12 MiB is free."
+    " Including non-PyTorch memory, this process has 139.79 GiB memory in use. Of the allocated memory 139.27 GiB is"
+    " allocated by PyTorch, and 16.00 MiB is reserved by PyTorch but unallocated.",
+    ("/w/oom_programs.py", 187, "library_workspace", "product = left @ right"),
+    facts={
+        "allocated_bytes": 149535326208,
+        "reserved_bytes": 149552103424,
+        "capacity_bytes": 150109880320,
+        "tensors": [tensor("left", 512, 512), tensor("right", 512, 512)],
+        "memory_held_bytes": 149535326208,
+        "expandable_segments": True,
+    },
+)
+
+
 RIGHT: dict[str, tuple[str, Failure]] = {
     "the first user's K and V, expanded to 32 heads in float32": (
         "math_fallback",
@@ -149,6 +166,9 @@ LOOK_ALIKES: dict[str, tuple[str, Failure]] = {
         "other_process",
         seen(text("40.00 GiB", own="70.00 GiB", more=" Process 4711 has 24.00 GiB memory in use.")),
     ),
+    "sixteen of 140000 MiB left over, and no others: a card that is simply full": ("fragmentation", FULL_CARD),
+    "the same, whose sizes are rounded to 10 MiB": ("other_process", FULL_CARD),
+    "its product's own output": ("library_workspace", FULL_CARD),
     "pieces that would not be enough": ("fragmentation", seen(text("2.00 GiB", idle="1.00 GiB"))),
     "compiled code that allocates what it computes": (
         "compile_workspace",
@@ -161,6 +181,20 @@ LOOK_ALIKES: dict[str, tuple[str, Failure]] = {
     "32 MiB that a product itself makes": (
         "library_workspace",
         seen(text("32.00 MiB", free="1.00 MiB", idle="0 bytes"), PRODUCT, facts={"tensors": [tensor("left", 4096, 4096), tensor("right", 4096, 4096)]}),
+    ),
+    "layers recomputed, and others kept for all that": (
+        "too_many_tokens",
+        seen(facts={"memory_held_bytes": 90 * GIB, "memory_kept": {
+            **kept("checkpointed", 10 * GIB)["memory_kept"], **kept("layers", 40 * GIB)["memory_kept"]}}),
+    ),
+    "one small layer recomputed, and chunks kept": (
+        "too_many_tokens",
+        seen(facts={"memory_held_bytes": 90 * GIB, "memory_kept": {
+            **kept("checkpointed", 1 * GIB)["memory_kept"], **kept("chunks", 40 * GIB)["memory_kept"]}}),
+    ),
+    "a recomputation whose blocks are a hundredth of what is alive": (
+        "too_many_tokens",
+        seen(facts=kept("checkpointed", 1 * GIB, repeats=1)),
     ),
     "a forward inside the training step": ("backward", seen(text("2.00 GiB"), ("/w/train.py", 43, "step", "loss = model(batch)"))),
     "layers that are a small part": ("layer_activations", seen(facts=kept("layers", 2 * GIB))),
@@ -192,9 +226,30 @@ def test_what_only_looks_like_a_cause_is_not_called_it(name: str) -> None:
 def test_every_detector_has_both_kinds_of_input() -> None:
     names = {cause for cause, _ in RIGHT.values()}
 
-    # Layers recomputed already are their own witness: what looks like them is layers that are kept, and both are above.
-    assert {cause for cause, _ in LOOK_ALIKES.values()} == names - {"too_many_tokens"}
+    assert {cause for cause, _ in LOOK_ALIKES.values()} == names
     assert len(names) == len(DETECTORS)
+
+
+def test_a_card_that_is_simply_full_is_called_full_and_nobody_is_told_to_mend_its_pieces() -> None:
+    assert (FULL_CARD.facts["shortage"], FULL_CARD.facts.get("cause")) == ("full", None), FULL_CARD
+
+
+@pytest.mark.parametrize(
+    ("asked", "idle", "more", "told"),
+    [
+        ("1.50 GiB", "2.80 GiB", "", "fragmentation"),
+        ("2.00 MiB", "16.00 MiB", "", "full"),
+        ("2.00 MiB", "16.00 MiB", " 8.00 GiB allowed;", "process_limit"),
+        ("1.50 GiB", "2.80 GiB", " 8.00 GiB allowed;", "fragmentation"),
+        ("20.00 MiB", "120.00 MiB", " 8.00 GiB allowed;", "process_limit"),
+    ],
+)
+def test_pieces_explain_a_shortage_where_they_are_enough_and_a_part_that_counts(
+    asked: str, idle: str, more: str, told: str
+) -> None:
+    free, own = ("80.00 GiB", "14.97 GiB") if "allowed" in more else ("1.00 MiB", "94.97 GiB")
+
+    assert seen(text(asked, free=free, own=own, idle=idle, more=more)).facts["shortage"] == told
 
 
 def test_where_segments_grow_already_nobody_is_told_to_let_them() -> None:

@@ -83,6 +83,37 @@ def test_an_optimizer_and_a_checkpoint_are_told_before_any_loop(file: str) -> No
     assert keeper([LINEAR, again, at(file, 14, "forward"), at(file, 21, "train")]) == "checkpointed"
 
 
+BUFFERS = """\
+def fill(device, sizes):
+    held = []
+    for size in sizes:
+        held.append(torch.empty(size, dtype=torch.uint8, device=device))
+    return held, [torch.zeros(2 * size) for size in sizes]
+
+def attend(queries, keys):
+    kept = []
+    for query in queries:
+        kept.append(torch.ones(4) * query)
+        kept.append(
+            torch.zeros_like(query @ keys))
+        kept.append(softmax(torch.zeros(3)))
+        wide = make(query)
+    return kept
+
+def make(query):
+    return torch.empty(query.shape)
+"""
+
+
+def test_a_loop_that_only_makes_buffers_keeps_nothing_for_a_backward(tmp_path: Path) -> None:
+    file = str(tmp_path / "fill.py")
+    Path(file).write_text(BUFFERS)
+
+    assert [keeper([at(file, line)]) for line in (4, 5)] == ["buffers", "buffers"]
+    assert [keeper([at(file, line)]) for line in (10, 11, 12, 13)] == 4 * ["chunks"]
+    assert keeper([at(file, 18), at(file, 14)]) == "chunks"  # made in a function, for a chunk that a graph may keep
+
+
 @pytest.mark.parametrize("source", [None, "def broken(:\n", "\0\n", "x = " + "(" * 500])
 def test_a_source_that_cannot_be_read_has_no_loops(tmp_path: Path, source: str | None) -> None:
     path = tmp_path / "gone.py"
