@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import gate
-from orchestrator.actions.caps import refuse_cap_above
+from orchestrator.actions.caps import refuse_cap_above, refuse_cap_of_scripts
 from orchestrator.actions.commands import alike, train_commands, trainer_command
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.lots import Lot, inspect, opened
@@ -118,6 +118,7 @@ def smoke(
     settled = _settled(places, order, tell)
     wanted = wanted_rungs(settled.spec, rungs)
     wanted = wanted if rungs else _that_fit(settled, wanted)
+    refuse_cap_of_scripts(cap_bytes, wanted, settled.spec.smoke.scripts, tell)
     with open_site(settled.host) as site:
         found = _rehearsal(places, settled, site, wanted, cap_bytes=cap_bytes)
         refuse_cap_above(cap_bytes, site.facts, found.gpus, settled.host.name)

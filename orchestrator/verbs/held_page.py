@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.actions.log_text import inert
 from orchestrator.verbs.words import gib
 
-TELLING = ("remedies", "tensors", "memory_held", "memory_kept")
+TELLING = ("remedies", "tensors", "memory_held", "memory_kept", "memory_unrecorded")
 
 
 def held_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -18,6 +18,8 @@ def held_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     shapes = [_shape(item) for item in _items(facts.get("tensors"))]
     rows += [("shapes", "; ".join(shapes))] if shapes else []
     rows += [("held", _place(item)) for item in _items(facts.get("memory_held"))]
+    unrecorded = facts.get("memory_unrecorded")
+    rows += [("held", unrecorded)] if isinstance(unrecorded, str) else []
     kept = facts.get("memory_kept")
     for kind, item in kept.items() if isinstance(kept, Mapping) else ():
         if isinstance(item, Mapping):

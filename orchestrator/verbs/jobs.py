@@ -30,11 +30,12 @@ from orchestrator.verbs.words import gib, state_cell
 from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, RUN, SIZE
 
 if TYPE_CHECKING:
-    from orchestrator.actions import jobs, life, order, trying
+    from orchestrator.actions import caps, jobs, life, order, trying
     from orchestrator.actions.jobs import Rehearsal
     from orchestrator.actions.order import Order
     from orchestrator.actions.sending import Launched
 else:
+    caps = lazy("orchestrator.actions.caps")
     jobs = lazy("orchestrator.actions.jobs")
     life = lazy("orchestrator.actions.life")
     order = lazy("orchestrator.actions.order")
@@ -42,7 +43,6 @@ else:
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 STARTS = ("0", "1", "2", "4")
-
 
 HOST_OPTION: Decorator = click.option(
     "--host", metavar="HOST", type=HOST, help="Where (default: the setting `host`, else local)."
@@ -169,6 +169,7 @@ def smoke(
     asked = make_order(terminal, words)
     if script is not None:
         content, name = _script(script)
+        caps.refuse_cap_of_scripts(cap_bytes, (name,), (name,), terminal.say)
         started = jobs.smoke_script(terminal.places, asked, content, name=name, tell=terminal.say)
     else:
         climbed = jobs.smoke(terminal.places, asked, rungs=rungs, cap_bytes=cap_bytes, again=again, tell=terminal.say)

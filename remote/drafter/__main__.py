@@ -123,7 +123,8 @@ def _job(options: argparse.Namespace, attempt: AttemptDir, reporter: Reporter, *
     if spec.train.num_threads is not None:
         torch.set_num_threads(spec.train.num_threads)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    told = record_allocations(device) if options.job in ("train", "rung") else None
+    is_recorded = options.job == "rung" or (options.job == "train" and spec.train.record_allocations)
+    told = record_allocations(device) if is_recorded else None
     if told is not None:
         say(told)
     _limit_memory(device, cap_bytes=options.cap, limit_bytes=spec.life.memory_limit_bytes)
@@ -139,12 +140,19 @@ def _job(options: argparse.Namespace, attempt: AttemptDir, reporter: Reporter, *
 
 
 def _limit_memory(device: torch.device, *, cap_bytes: int | None, limit_bytes: int | None) -> None:
-    """Caps the card, or on a CPU what the process may allocate; a supervisor has set the same limit already."""
+    """Caps the card, or on a CPU what the process may allocate; a supervisor has set the same limit already.
+
+    UserFault for a cap without a card: nothing would be capped, and what passes would pass for a smaller card.
+    """
     if device.type == "cuda":
         if cap_bytes is not None:
             total_bytes = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total_bytes), device)
         return
+    if cap_bytes is not None:
+        raise UserFault(
+            f"--cap {cap_bytes} bytes is of a GPU's memory, and torch sees no GPU here: leave --cap out, or repair the driver"
+        )
     limit_bytes = int(os.environ.get("DRAFTYARD_MEMORY_LIMIT_BYTES", limit_bytes or 0)) or None
     if limit_bytes is not None:
         limit_allocations(limit_bytes)

@@ -33,6 +33,7 @@ from remote.drafter.leak import label_findings, probe
 from remote.drafter.loss import LossSums
 from remote.drafter.measure import Meter
 from remote.drafter.metrics import metrics
+from remote.drafter.snapshot import stop_recording
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, forward, run_step
 from remote.drafter.workbench import Workbench
 from remote.rundir import read_json, write_json
@@ -91,6 +92,8 @@ def timed_steps(job: Job, bench: Workbench, micro_batches: Sequence[MicroBatch])
     parts = []
     bench.meter.seconds()
     for step in range(1, WARM_UP_STEPS + max(3, bench.spec.smoke.timed_steps) + 1):
+        if step == WARM_UP_STEPS + 1 and not bench.spec.train.record_allocations:
+            stop_recording(job.device)  # these are timed as a training's are, and take what the warm-up took
         bench.meter.step = step
         result = run_step(step, micro_batches, bench)
         parts.append(bench.meter.seconds())

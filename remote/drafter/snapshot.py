@@ -1,8 +1,9 @@
 """What the CUDA allocator held when it ran out of memory: a file for pytorch.org/memory_viz, and who held how much.
 
-Recording is always on for trainings and rungs: an out-of-memory failure comes once in days, and a
-snapshot taken without it has no stacks. It keeps the newest allocations in a ring, with Python's
-frames only (some microseconds an allocation), so that neither time nor file grow with the run.
+Recording is on for rungs, which take the worst batch, and for trainings whose recipe asks for it
+(`train.record_allocations`): it cost a short step 5 % (docs/benchmarks.md). It keeps the newest
+allocations in a ring, with Python's frames only, so that neither memory nor file grow with the run. Without
+it a failure has its numbers, its shapes and a snapshot of blocks, and says how to learn who made them.
 
 On a processor there is nothing of the kind: there the failure has no snapshot and none is missed.
 """
@@ -17,11 +18,15 @@ from typing import Any
 
 import torch
 
-from remote.drafter.held import is_library, summarise
+from remote.drafter.held import NO_STACK, is_library, summarise
 from remote.drafter.measure import memory_facts
 from remote.report import Reporter
 from remote.rundir import write_json, write_whole
 
+# The cheapest that still names who made what is alive: a stack is taken once an allocation in any context but None
+# ("state" takes as many as "alloc", and forgets those that a viewer shows), none at a free ("all"), and none of C++.
+RECORDING: dict[str, Any] = {"context": "alloc", "stacks": "python"}
+UNRECORDED = "who made them was not recorded: train.record_allocations=true records it, as smoke rungs do"
 MAX_ENTRIES = 20_000  # allocations and frees in the ring; a step of the bundled trainer has some thousands
 LIMIT_BYTES = 64 * 1024**2  # past some 500 MB the viewer opens nothing (pytorch #129674); this one is quick to fetch
 NAMED_FRAMES = 5
@@ -36,10 +41,16 @@ def record_allocations(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     try:
-        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=MAX_ENTRIES)
+        torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, **RECORDING)
     except _REFUSALS as error:
         return f"no stacks in memory snapshots: {_line(error)}"
     return None
+
+
+def stop_recording(device: torch.device) -> None:
+    """Records nothing more from here on."""
+    if device.type == "cuda":
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def snapshot_facts(
@@ -50,6 +61,7 @@ def snapshot_facts(
     memory_snapshot       the file's name in `folder`, or null and then memory_snapshot_why
     memory_held           the frames that held most, {frame, bytes, num_blocks}; all in the .json beside it
     memory_kept           what loops, the optimizer and the backward keep; see `held.summarise`
+    memory_unrecorded     instead of both, where nothing was recorded: how to have it
     tensors               shapes at hand where the error was raised
     expandable_segments   whether the allocator could grow its segments
     """
@@ -59,15 +71,21 @@ def snapshot_facts(
     try:
         snapshot = (take or torch.cuda.memory._snapshot)()
         summary = summarise(snapshot)
-        facts |= {
-            "memory_held": summary["held"][:NAMED_FRAMES],
-            "memory_kept": summary["kept"],
+        facts |= _who(summary) | {
             "memory_held_bytes": summary["held_bytes"],
             "expandable_segments": snapshot.get("allocator_settings", {}).get("expandable_segments"),
         }
         return facts | _kept_file(snapshot, summary, folder, name)
     except _REFUSALS as refused:
         return {"memory_held": []} | facts | _none(_line(refused))
+
+
+def _who(summary: dict[str, Any]) -> dict[str, Any]:
+    """Blocks without a stack say that of a backward pass, unless nothing was recorded at all."""
+    is_recorded = summary["num_entries"] > 0 or any(item["frame"] != NO_STACK for item in summary["held"])
+    if not is_recorded:
+        return {"memory_held": [], "memory_kept": {}, "memory_unrecorded": UNRECORDED}
+    return {"memory_held": summary["held"][:NAMED_FRAMES], "memory_kept": summary["kept"]}
 
 
 def _kept_file(snapshot: dict[str, Any], summary: dict[str, Any], folder: Path | None, name: str) -> dict[str, Any]:

@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from orchestrator.actions.caps import OWN_CAP, refuse_cap_of_scripts
+from tests.orchestrator.test_trying import RECIPE as SMALL
 from tests.orchestrator.yard import Yard
 
 ONE_CARD = """#!/bin/sh
@@ -48,15 +51,61 @@ def error_of(yard: Yard) -> str:
 @pytest.mark.slow
 def test_a_cap_above_the_card_is_refused_with_both_sizes(yard: Yard, nvidia_smi: Path) -> None:
     install(nvidia_smi, ONE_CARD.format(holders=":", used=0))
+    yard.edit("small.yaml", SMALL)
 
-    assert yard.run("smoke", "tiny", "--cap", "200GiB") == 2
+    assert yard.run("smoke", "small", "fwd", "--cap", "200GiB") == 2
 
     assert error_of(yard) == (
         "error: --cap is 200.00 GiB, and the GPU of host local has 95.59 GiB; a cap stands for a smaller card: give less,"
         " or leave it out"
     )
     assert yard.json("ls", "--kind", "all")["runs"] == []
-    assert yard.run("smoke", "tiny", "--cap", "90GiB") == 0, yard.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a card here")
+def test_a_cap_where_the_driver_has_a_card_and_torch_sees_none_ends_the_job_in_one_line(
+    yard: Yard, nvidia_smi: Path
+) -> None:
+    install(nvidia_smi, ONE_CARD.format(holders=":", used=0))
+    yard.edit("small.yaml", SMALL)
+
+    assert yard.run("smoke", "small", "fwd", "--cap", "90GiB") == 10
+
+    assert "torch sees no GPU here" in yard.out + yard.err
+
+
+def test_a_cap_on_a_host_without_a_card_is_refused_and_makes_no_run(yard: Yard, nvidia_smi: Path) -> None:
+    install(nvidia_smi, NO_DRIVER)
+    yard.edit("small.yaml", SMALL)
+
+    assert yard.run("smoke", "small", "fwd", "--cap", "2GiB") == 2
+
+    assert error_of(yard) == (
+        "error: --cap is 2.00 GiB of a GPU's memory, and host local has no GPU: leave it out;"
+        " life.memory_limit_bytes limits what a process allocates on such a host"
+    )
+    assert yard.json("ls", "--kind", "all")["runs"] == []
+
+
+def test_a_cap_that_reaches_scripts_alone_is_refused_and_makes_no_run(yard: Yard) -> None:
+    script = yard.root / "own.py"
+    script.write_text("print(1)")
+
+    for words, named in (((), "script rung quick"), (("--script", str(script)), "script rung own.py")):
+        assert yard.run("smoke", "tiny", *words, "--cap", "2GiB") == 2
+        assert error_of(yard) == f"error: --cap does not reach {named}: {OWN_CAP}"
+    assert yard.json("ls", "--kind", "all")["runs"] == []
+
+
+def test_a_cap_is_said_to_pass_over_the_scripts_among_the_rungs() -> None:
+    said: list[str] = []
+
+    refuse_cap_of_scripts(2**31, ("fwd", "data", "fwd_bwd", "tokens"), {"data": "d.py", "tokens": "t.py"}, said.append)
+    refuse_cap_of_scripts(None, ("data",), {"data": "d.py"}, said.append)
+    refuse_cap_of_scripts(2**31, ("fwd",), {"data": "d.py"}, said.append)
+
+    assert said == [f"warning: --cap does not reach script rungs data, tokens: {OWN_CAP}"]
 
 
 @pytest.mark.slow

@@ -142,6 +142,7 @@ def test_what_no_rung_reads_changes_nothing_and_every_other_value_does() -> None
     [
         ({"train": {"num_steps": 9999}}, True),
         ({"train": {"checkpoint_every": 10, "log_every": 5, "keep_last": 4}}, True),
+        ({"train": {"record_allocations": True}}, True),
         ({"evaluate": {"at_end": False, "tree_budgets": [8]}}, True),
         ({"life": {"retries": 3, "max_duration_s": 60.0}}, True),
         ({"smoke": {"rungs": ["fwd", "fwd_bwd"]}}, True),

@@ -72,6 +72,21 @@ def test_no_rung_depends_on_what_the_fingerprint_leaves_out(tmp_path: Path, name
     assert first == second
 
 
+@pytest.mark.parametrize("wish", [False, True])
+def test_the_timed_steps_record_who_allocates_what_only_where_the_training_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: bool
+) -> None:
+    order: list[str] = []
+    step = smoke.run_step
+    monkeypatch.setattr(smoke, "stop_recording", lambda device: order.append(f"stop {device}"))
+    monkeypatch.setattr(smoke, "run_step", lambda *given: (order.append("step"), step(*given))[1])
+    spec = tiny_spec(train={"record_allocations": wish}, smoke={"timed_steps": 3})
+
+    run_rung(make_job(tmp_path, spec), "fwd_bwd", Meter(CPU))
+
+    assert order == ["step", *([] if wish else ["stop cpu"]), "step", "step", "step"]
+
+
 def test_the_round_trip_needs_its_first_half_and_gives_equal_losses(tmp_path: Path) -> None:
     job = make_job(tmp_path, tiny_spec())
 

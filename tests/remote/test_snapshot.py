@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 import pickle
 from dataclasses import replace
@@ -12,6 +14,8 @@ import pytest
 import torch
 from torch.cuda import _memory_viz as viewer
 
+from orchestrator.verbs.held_page import held_rows
+from remote.drafter import __main__ as entry
 from remote.drafter import held, snapshot
 from remote.drafter.held import summarise
 from remote.drafter.job import failures_placed
@@ -22,13 +26,14 @@ from remote.drafter.snapshot import (
     failures_explained,
     record_allocations,
     snapshot_facts,
+    stop_recording,
     tensors_at,
 )
 from remote.report import Reporter
 from remote.rundir import RunDir
 from remote.spec import DrafterSpec, TargetSpec
 from tests.remote.cuda import needs_cuda
-from tests.remote.jobs import events, make_job, tiny_job_spec
+from tests.remote.jobs import events, make_job, make_run, tiny_job_spec
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -144,6 +149,64 @@ def test_a_torch_that_cannot_record_is_said_in_one_line() -> None:
     if not torch.cuda.is_available():
         said = record_allocations(CUDA)
         assert said is None or said.startswith("no stacks in memory snapshots: ")
+
+
+def test_what_is_recorded_takes_no_stack_of_c_and_none_at_a_free_and_does_not_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: asked.append(options))
+
+    assert record_allocations(CUDA) is None
+
+    assert asked == [{"context": "alloc", "stacks": "python", "max_entries": snapshot.MAX_ENTRIES}]
+    assert set(asked[0]) <= set(inspect.signature(torch.cuda.memory._record_memory_history_impl).parameters)
+
+
+def test_recording_ends_with_torchs_own_word_and_on_a_processor_there_is_none_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: asked.append(options))
+
+    stop_recording(CPU)
+    stop_recording(CUDA)
+
+    assert asked == [{"enabled": None}]
+
+
+@pytest.mark.parametrize(("job", "wish", "is_recorded"), [
+    ("rung", False, True), ("train", False, False), ("train", True, True), ("prepare", True, False), ("smoke", True, False),
+])  # fmt: skip
+def test_a_training_records_where_its_recipe_asks_and_a_rung_always(
+    tmp_path: Path, tiny_target_spec: TargetSpec, tiny_drafter_spec: DrafterSpec, job: str, wish: bool, is_recorded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    began: list[torch.device] = []
+    monkeypatch.setattr(entry, "record_allocations", began.append)
+    spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, train={"record_allocations": wish})
+    run = make_run(tmp_path, spec)
+    options = argparse.Namespace(job=job, run_dir=run.root, names=["fwd"], cap=None)
+
+    entry._job(options, run.attempt(1), Reporter(run.attempt(1).root))
+
+    assert bool(began) is is_recorded
+
+
+def test_where_nothing_was_recorded_the_failure_says_how_to_have_it_and_blames_no_backward(tmp_path: Path) -> None:
+    facts = snapshot_facts(OOM, CUDA, tmp_path, "rank0", take=lambda: unrecorded())
+
+    assert (facts["memory_held"], facts["memory_kept"]) == ([], {})
+    assert "train.record_allocations=true" in facts["memory_unrecorded"]
+    assert facts["memory_held_bytes"] == 17 * MIB
+    assert held_rows(facts) == [("held", facts["memory_unrecorded"])]
+
+
+def unrecorded() -> dict[str, Any]:
+    whole = made(0)
+    for segment in whole["segments"]:
+        segment["blocks"] = [{**each, "frames": []} for each in segment["blocks"]]
+    return whole
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a card that answers is here")
