@@ -19,7 +19,7 @@ from benchmarks.oom import SMALL
 from remote.drafter import synthetic, workbench
 from remote.drafter.held import summarise
 from remote.drafter.measure import Meter
-from remote.drafter.snapshot import MAX_ENTRIES, bounded, record_allocations
+from remote.drafter.snapshot import MAX_ENTRIES, bounded, record_allocations, stop_recording
 from remote.drafter.step import anchor_slots, assemble, run_step
 
 ROUNDS = 3  # stretches of each kind, after a warm-up
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
                 record_allocations(device)
             times[is_recorded].append(stretch(options.steps))
             entries = sum(map(len, torch.cuda.memory._snapshot()["device_traces"])) if is_recorded else 0
-            torch.cuda.memory._record_memory_history(enabled=None)
+            stop_recording(device)
     without, recorded = (statistics.median(times[kind]) for kind in (False, True))
     print(
         f"the ring: a step of {spec.data.max_anchors} x {spec.drafter.block_size} block tokens: {without:.2f} ms without the ring,"
