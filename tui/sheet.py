@@ -70,10 +70,8 @@ class Sheet(ScrollView):
                 self.refresh(Region(0, y, width, 1))
 
     def on_resize(self, _: events.Resize) -> None:
-        is_new = self._drawn_for != self.scrollable_content_region.size
         self.redraw()
-        if is_new:
-            self.refresh()
+        self.refresh()
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Textual works out the ground anew whenever it is asked: once for all lines is a third less for each."""
