@@ -49,7 +49,7 @@ def spec_of(tiny: tuple[TargetSpec, DrafterSpec], roles: RolesSpec) -> DFlashSpe
         data={"hidden_states": "online"},
         optim={"lr": 3e-3},
         roles=vars(roles),
-        life={"num_gpus": roles.target + roles.drafter, "grace_s": 20.0},
+        life={"num_gpus": roles.target + roles.drafter, "grace_s": 3.0},
     )
 
 
@@ -182,7 +182,7 @@ def test_one_run_over_two_hosts_is_followed_through_cuts_stopped_and_resumed(
     pair[1].cut(off=False)
     assert project.run("wait", begun.id, "--timeout", "1s") == 6  # starts another one
     begun.until(lambda: begun.run.unreachable_since_s is None)
-    assert project.run("stop", begun.id) == 0, project.err
+    assert project.run("stop", begun.id, "--grace", "2m") == 0, project.err
 
     run = begun.run
     assert (run.state, run.hosts) == (State.STOPPED, ("one", "two"))
@@ -196,6 +196,10 @@ def test_one_run_over_two_hosts_is_followed_through_cuts_stopped_and_resumed(
         [alone[step] for step in range(1, COMPARED + 1)], rel=1e-5
     )
     assert {row.rank for row in begun.reader.memory_peaks(begun.id)} == {0, 1}
+    assert project.run("show", begun.id) == 0
+    assert "node 1" in project.out
+    assert "two: stopped, stopped as asked" in project.out
+    assert [row["more_hosts"] for row in project.json("ls", "host:two")["runs"]] == [["two"]]
     assert project.run("logs", begun.id, "--host", "two") == 0
     assert "rank 1 (target 0)" in project.out
     assert "rank 0 (drafter 0)" not in project.out
