@@ -109,5 +109,5 @@ def test_the_stand_ins_error_stands_where_the_operation_is_and_its_snapshot_is_o
 
     own = [entry.path for entry in raised.traceback if "site-packages" not in str(entry.path)]
     assert own[-1] == Path(__file__)
-    assert summarise(card.snapshot())["kept"]["chunks"]["bytes"] == 4 * MIB
+    assert summarise(card.snapshot())["kept"]["buffers"]["bytes"] == 4 * MIB
     assert card.live_bytes < 4 * MIB
