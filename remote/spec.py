@@ -208,7 +208,7 @@ class TrainSpec:
     num_threads: int | None = None
     """CPU threads of the trainer; null leaves torch's choice."""
     record_allocations: bool = False
-    """Whether a training on a GPU keeps who allocated what, for an out-of-memory failure: some 5 % of a short step's time. Smoke rungs always do."""
+    """Whether a training on a GPU keeps who allocated what in every step, not in its first ten alone: some 5 % of a short step's time."""
 
 
 @dataclass(frozen=True)

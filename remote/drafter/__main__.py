@@ -123,8 +123,7 @@ def _job(options: argparse.Namespace, attempt: AttemptDir, reporter: Reporter, *
     if spec.train.num_threads is not None:
         torch.set_num_threads(spec.train.num_threads)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    is_recorded = options.job == "rung" or (options.job == "train" and spec.train.record_allocations)
-    told = record_allocations(device) if is_recorded else None
+    told = record_allocations(device) if options.job in ("rung", "train") else None
     if told is not None:
         say(told)
     _limit_memory(device, cap_bytes=options.cap, limit_bytes=spec.life.memory_limit_bytes)

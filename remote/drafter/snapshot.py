@@ -1,7 +1,7 @@
 """What the CUDA allocator held when it ran out of memory: a file for pytorch.org/memory_viz, and who held how much.
 
-Recording is on for rungs, which take the worst batch, and for trainings whose recipe asks for it
-(`train.record_allocations`): it cost a short step 5 % (docs/benchmarks.md). It keeps the newest
+Recording is on for rungs, which take the worst batch, for the first steps of a training, and for all of them where the
+recipe asks for it (`train.record_allocations`): it cost a short step 5 % (docs/benchmarks.md). It keeps the newest
 allocations in a ring, with Python's frames only, so that neither memory nor file grow with the run. Without
 it a failure has its numbers, its shapes and a snapshot of blocks, and says how to learn who made them.
 
@@ -26,7 +26,7 @@ from remote.rundir import write_json, write_whole
 # The cheapest that still names who made what is alive: a stack is taken once an allocation in any context but None
 # ("state" takes as many as "alloc", and forgets those that a viewer shows), none at a free ("all"), and none of C++.
 RECORDING: dict[str, Any] = {"context": "alloc", "stacks": "python"}
-UNRECORDED = "who made them was not recorded: train.record_allocations=true records it, as smoke rungs do"
+UNRECORDED = "who made them was not recorded: train.record_allocations=true records every step, as smoke rungs do"
 MAX_ENTRIES = 20_000  # allocations and frees in the ring; a step of the bundled trainer has some thousands
 LIMIT_BYTES = 64 * 1024**2  # past some 500 MB the viewer opens nothing (pytorch #129674); this one is quick to fetch
 NAMED_FRAMES = 5

@@ -27,12 +27,15 @@ from remote.drafter.metrics import Metrics
 from remote.drafter.model import DFlashDrafter
 from remote.drafter.prepare import load_rows
 from remote.drafter.queue import Inbox, Shape
+from remote.drafter.snapshot import stop_recording
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
 from remote.drafter.target import Target, load_target, tables, target_folder
 from remote.drafter.workbench import Choices, Workbench
 from remote.plan.sizes import holds_target
 from remote.rundir import step_of
 from remote.spec import DFlashSpec
+
+RECORDED_STEPS = 10  # who allocates what; every step has the same shapes, so later ones take what these took
 
 
 def train(job: Job, stop: StopWish) -> str:
@@ -84,6 +87,8 @@ def train(job: Job, stop: StopWish) -> str:
                     assemble(feed.take(), bench, num_slots=num_slots)
                     for _ in range(spec.train.accumulation // peers.num)
                 ]
+            if step == position.step + 1 + RECORDED_STEPS and not spec.train.record_allocations:
+                stop_recording(job.device)
             result = run_step(step, micro_batches, bench)
             window.add(step, result, micro_batches)
             is_stopping = peers.agree(stop.is_wanted)  # once: a wish that comes while it is logged waits for the next

@@ -176,9 +176,9 @@ def test_recording_ends_with_torchs_own_word_and_on_a_processor_there_is_none_to
 
 
 @pytest.mark.parametrize(("job", "wish", "is_recorded"), [
-    ("rung", False, True), ("train", False, False), ("train", True, True), ("prepare", True, False), ("smoke", True, False),
+    ("rung", False, True), ("train", False, True), ("train", True, True), ("prepare", True, False), ("smoke", True, False),
 ])  # fmt: skip
-def test_a_training_records_where_its_recipe_asks_and_a_rung_always(
+def test_a_training_and_a_rung_begin_by_recording(
     tmp_path: Path, tiny_target_spec: TargetSpec, tiny_drafter_spec: DrafterSpec, job: str, wish: bool, is_recorded: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 
 from remote import wire
 from remote.drafter import checkpoint, synthetic, workbench
+from remote.drafter import train as training
 from remote.drafter.blocks import join_rows
 from remote.drafter.checkpoint import CheckpointError
 from remote.drafter.data import Batch
@@ -416,3 +417,19 @@ def test_a_host_without_enough_memory_keeps_the_whole_traceback(
     assert 100 * 1024**2 < facts["resident_bytes"] <= facts["peak_bytes"] < 4 * 1024**3
     assert failure.fields["traceback"].strip().splitlines()[-1] in ended.stderr
     assert events(run)[-1].fields == {"outcome": "failed", "exit_code": 1}
+
+
+@pytest.mark.parametrize("wish", [False, True])
+def test_only_the_first_steps_of_a_training_record_who_allocates_what(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, monkeypatch: pytest.MonkeyPatch, wish: bool
+) -> None:
+    order: list[str] = []
+    step = training.run_step
+    monkeypatch.setattr(training, "RECORDED_STEPS", 2)
+    monkeypatch.setattr(training, "stop_recording", lambda device: order.append(f"stop {device}"))
+    monkeypatch.setattr(training, "run_step", lambda *given: (order.append("step"), step(*given))[1])
+    spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, train={"num_steps": 4, "record_allocations": wish})
+
+    assert train(make_job(tmp_path, spec), StopWish()) == "succeeded"
+
+    assert order == ["step", "step", *([] if wish else ["stop cpu"]), "step", "step"]
