@@ -41,11 +41,11 @@ from remote.drafter.measure import Meter, give_back
 from remote.drafter.peers import Peers
 from remote.drafter.queue import Arrived, Inbox, Outbox, Shape
 from remote.drafter.ranks import Place, Ranks, joined
-from remote.drafter.roles import Roles
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
 from remote.drafter.target import Target
 from remote.drafter.workbench import Workbench
 from remote.report import Reporter
+from remote.roles import Roles
 from remote.spec import DataSpec, DFlashSpec, DrafterSpec, LossSpec, TargetSpec, TrainSpec
 
 WARM_UP, QUEUE = 3, 4

@@ -135,7 +135,7 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
         evaluations=tuple(reader.evaluations(run.id)),
         decoded=decoded_ways(reader, [run.id]).get(run.id, {}),
         peaks=peaks,
-        ranks=ranks_of(all_series, peaks, spec or {}, attempt=run.attempt),
+        ranks=ranks_of(run, all_series, peaks, spec or {}),
         roles_told=roles_told(reader, run) or "",
         gpu_samples=own_samples(reader.gpu_samples(run.id, since_s=since_s), (launch or {}).get("gpus") or ()),
         progress=tuple(reader.progress(run.id)),

@@ -1,7 +1,7 @@
 """A training over several GPUs, rank by rank: who waits for whom, how full each queue is, what each held at most.
 
-A rank is one process with one GPU. Drafters come first (`orchestrator` and the job count them so), then targets; where
-every rank does both there is no role to tell. Pure drawing and arranging.
+A rank is one process with one GPU. Which role it has, `actions.throughput` says as the job counts it: over several hosts
+each may have drafters and targets of its own. Where every rank does both there is no role to tell. Pure drawing and arranging.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.store.rows import MemoryPeakRow, SeriesRow
+from orchestrator.actions.throughput import role_name, roles_of
+from orchestrator.store.rows import MemoryPeakRow, RunRow, SeriesRow
 from tui.pieces import BLANK, Line, Piece, heading, meter, wrapped
 from tui.wording import gib, percent, seconds, stage_word
 
@@ -34,21 +35,24 @@ class Rank:
 
 
 def ranks_of(
-    series: Iterable[SeriesRow], peaks: Iterable[MemoryPeakRow], spec: Mapping[str, Any], *, attempt: int
+    run: RunRow, series: Iterable[SeriesRow], peaks: Iterable[MemoryPeakRow], spec: Mapping[str, Any]
 ) -> tuple[Rank, ...]:
-    """The ranks that have told something in this attempt; none of a run that is one process."""
+    """The ranks that have told something in the run's newest attempt; none of a run that is one process."""
     told: dict[int, dict[str, float]] = {}
     for row in series:
-        if row.attempt == attempt:
+        if row.attempt == run.attempt:
             told.setdefault(row.rank, {})[row.name] = row.last_value
     largest: dict[int, MemoryPeakRow] = {}
     for peak in peaks:
-        if peak.attempt == attempt and size_of(peak) >= size_of(largest.get(peak.rank)):
+        if peak.attempt == run.attempt and size_of(peak) >= size_of(largest.get(peak.rank)):
             largest[peak.rank] = peak
     numbers = sorted(told.keys() | largest.keys())
     if len(numbers) < 2:
         return ()
-    return tuple(_rank(number, told.get(number, {}), largest.get(number), spec) for number in numbers)
+    roles = roles_of(run, spec)
+    return tuple(
+        _rank(number, role_name(roles, number), told.get(number, {}), largest.get(number)) for number in numbers
+    )
 
 
 def size_of(peak: MemoryPeakRow | None) -> int:
@@ -77,17 +81,9 @@ def rank_peak_lines(ranks: Sequence[Rank], width: int) -> list[Line]:
     return [*lines, BLANK]
 
 
-def _rank(number: int, told: Mapping[str, float], peak: MemoryPeakRow | None, spec: Mapping[str, Any]) -> Rank:
+def _rank(number: int, role: str, told: Mapping[str, float], peak: MemoryPeakRow | None) -> Rank:
     depth, capacity = told.get("queue_depth"), told.get("queue_capacity")
-    return Rank(number, _role(number, spec), told.get("step_s"), told.get("wait_s"), depth, capacity, peak)
-
-
-def _role(number: int, spec: Mapping[str, Any]) -> str:
-    roles = spec.get("roles")
-    targets, drafters = (roles.get("target"), roles.get("drafter")) if isinstance(roles, Mapping) else (None, None)
-    if not (isinstance(targets, int) and isinstance(drafters, int) and targets >= 1):
-        return ""
-    return "drafter" if number < drafters else "target"
+    return Rank(number, role, told.get("step_s"), told.get("wait_s"), depth, capacity, peak)
 
 
 def _row(rank: Rank, *, ascii_only: bool) -> Line:

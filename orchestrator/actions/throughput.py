@@ -20,6 +20,7 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, Kind, RunRow, State
 from orchestrator.units import is_measurable
 from remote.balance import Pace, Sides, sentence
+from remote.roles import Roles
 
 # Metric of a part of a step -> what a person calls it; `wait_s` is the time a step waited for its data.
 PARTS: Mapping[str, str] = {
@@ -127,19 +128,38 @@ def recent_mean(reader: Reader, run_id: str, name: str, *, attempt: int, rank: i
 def roles_told(reader: Reader, run: RunRow) -> str | None:
     """Which role of a training with target processes holds the other up; None for any other run, or before it has told.
 
-    Seconds a micro-batch, of the first drafter (rank 0) and the first target, which stand for their like.
+    Seconds a micro-batch, of the first drafter and the first target, which stand for their like.
     """
-    counts = _role_counts(json.loads(reader.document(run.id, Document.SPEC) or "{}"))
-    if counts is None:
+    spec = json.loads(reader.document(run.id, Document.SPEC) or "{}")
+    roles, queue, accumulation = (
+        roles_of(run, spec),
+        _count(spec, "roles", "queue"),
+        _count(spec, "train", "accumulation"),
+    )
+    if roles is None or queue is None or accumulation is None:
         return None
-    targets, drafters, queue, accumulation = counts
-    a_step = accumulation / drafters  # micro-batches of a drafter; a target tells each of its own
-    drafter = _pace(reader, run, rank=0, micro_batches=a_step)
-    target = _pace(reader, run, rank=drafters, micro_batches=1)
-    depth = recent_mean(reader, run.id, "queue_depth", attempt=run.attempt)
+    first = roles.drafters[0]
+    a_step = accumulation / roles.num_drafters  # micro-batches of a drafter; a target tells each of its own
+    drafter = _pace(reader, run, rank=first, micro_batches=a_step)
+    target = _pace(reader, run, rank=roles.targets[0], micro_batches=1)
+    depth = recent_mean(reader, run.id, "queue_depth", attempt=run.attempt, rank=first)
     if drafter is None or target is None or depth is None:
         return None
-    return sentence(Sides(targets, drafters, target, drafter), depth=depth, capacity=queue)
+    return sentence(Sides(roles.num_targets, roles.num_drafters, target, drafter), depth=depth, capacity=queue)
+
+
+def roles_of(run: RunRow, spec: Mapping[str, Any]) -> Roles | None:
+    """Who does what over the run's hosts, as its ranks count it themselves.
+
+    None where every rank does both, or where an imported spec has no numbers.
+    """
+    targets, drafters = _count(spec, "roles", "target"), _count(spec, "roles", "drafter")
+    return None if targets is None or drafters is None else Roles(drafters, targets, num_nodes=len(run.hosts))
+
+
+def role_name(roles: Roles | None, rank: int) -> str:
+    """`drafter` or `target`; empty where every rank is both."""
+    return "" if roles is None else "drafter" if roles.is_drafter(rank) else "target"
 
 
 def explain(here: MeanStep, there: MeanStep | None) -> Throughput:
@@ -167,14 +187,11 @@ def _with_roles(reader: Reader, run: RunRow, found: Throughput) -> Throughput:
     return found if told is None else replace(found, sentence=f"{found.sentence}; {told}")
 
 
-def _role_counts(spec: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
-    """Targets, drafters, queue and accumulation; None without target processes, or where an imported spec has no numbers."""
-    roles, train = spec.get("roles"), spec.get("train")
-    if not isinstance(roles, Mapping) or not isinstance(train, Mapping):
-        return None
-    told = [roles.get("target"), roles.get("drafter"), roles.get("queue"), train.get("accumulation")]
-    counts = [count for count in told if isinstance(count, int) and count >= 1]
-    return (counts[0], counts[1], counts[2], counts[3]) if len(counts) == len(told) else None
+def _count(spec: Mapping[str, Any], section: str, key: str) -> int | None:
+    """A number of a spec that is 1 or more; None for any other, as an imported spec may hold anything."""
+    told = spec.get(section)
+    count = told.get(key) if isinstance(told, Mapping) else None
+    return count if isinstance(count, int) and count >= 1 else None
 
 
 def _pace(reader: Reader, run: RunRow, *, rank: int, micro_batches: float) -> Pace | None:

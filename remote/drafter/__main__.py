@@ -27,10 +27,10 @@ from remote.coherence import cross_field_errors
 from remote.drafter import ladder
 from remote.drafter.job import Job, StopWish, say
 from remote.drafter.ranks import Place, alone, joined
-from remote.drafter.roles import Roles
 from remote.drafter.snapshot import record_allocations
 from remote.limits import limit_allocations
 from remote.report import Reporter, UserFault
+from remote.roles import Roles
 from remote.rundir import AttemptDir, RunDir
 from remote.spec import RANKS_RUNG, DFlashSpec, load
 

@@ -17,7 +17,7 @@ from remote.balance import Pace, Sides, sentence
 from remote.drafter.data import Batch, Dataset
 from remote.drafter.metrics import Metrics
 from remote.drafter.queue import Arrived, BorderError, Inbox, Shape
-from remote.drafter.roles import Roles
+from remote.roles import Roles
 from remote.spec import TrainSpec
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from remote.balance import Pace
 from remote.drafter.data import HiddenStates
-from remote.drafter.roles import Roles
+from remote.roles import Roles
 from remote.spec import DFlashSpec
 
 END = BYE = -(2**62)  # no micro-batch has this number

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from remote.drafter.peers import Peers
-from remote.drafter.roles import Roles
 from remote.drafter.watch import RankLost, Watch
 from remote.report import Reporter, UserFault
+from remote.roles import Roles
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

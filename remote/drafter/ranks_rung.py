@@ -19,9 +19,9 @@ from remote.drafter.data import HiddenStates, batch_of
 from remote.drafter.job import Job, devices, versions
 from remote.drafter.queue import Inbox, Outbox, Shape
 from remote.drafter.ranks import Place, Ranks, joined
-from remote.drafter.roles import Roles
 from remote.drafter.smoke import SCHEDULE_STEPS, RungFailed, Values, learnt, micro_batch_of, refuse_non_finite
 from remote.drafter.step import run_step
+from remote.roles import Roles
 from remote.spec import DFlashSpec, RolesSpec
 
 if TYPE_CHECKING:

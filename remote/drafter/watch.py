@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote.drafter.roles import Roles
 from remote.processes import Identity, boot_id
+from remote.roles import Roles
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -197,3 +197,22 @@ def test_of_a_training_with_roles_the_side_that_is_waited_for_is_told(places: Pl
         "; drafter-bound: queue 20/20; targets wait 33% of their time, drafters 0%; a batch takes a target rank 200 ms "
         "and a drafter rank 900 ms; 1 target and 7 drafter ranks would balance it, these are 5 and 3"
     )
+
+
+def test_over_two_hosts_a_target_of_the_first_is_held_against_a_drafter(places: Places) -> None:
+    """4 + 4 over two: ranks 0 and 1 are drafters, 2 and 3 targets, and so on the second host."""
+    spec = {"roles": {"target": 4, "drafter": 4, "queue": 8}, "train": {"accumulation": 4}}
+    drafter = {"step_s": 0.9, "wait_s": 0.0, "queue_depth": 8.0, "block_tokens_per_s": 1000.0}
+    with Store(places.db) as store:
+        documents = {**new_run().documents, Document.SPEC: json.dumps(spec)}
+        store.create_run(new_run("rolesaaa", host="a", more_hosts=("b",), documents=documents))
+        store.new_attempt("rolesaaa")
+        for rank in range(8):
+            told = drafter if rank in (0, 1, 4, 5) else {"step_s": 0.3, "wait_s": 0.1}
+            store.ingest(batch(steps(1, 5, **told), run_id="rolesaaa", writer=f"rank{rank}"))
+
+    found = history.show(places, "rolesaaa").throughput
+
+    assert found is not None
+    assert "targets wait 33% of their time, drafters 0%; a batch takes a target rank 200 ms" in found.sentence
+    assert "a drafter rank 900 ms" in found.sentence

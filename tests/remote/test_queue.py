@@ -14,7 +14,7 @@ from remote.balance import Pace
 from remote.drafter.data import Dataset, Document, HiddenStates
 from remote.drafter.feed import QueuedFeed
 from remote.drafter.queue import _SAMPLE_END, Arrived, BorderError, Shape, _check_header, _check_sample, _sample
-from remote.drafter.roles import Roles
+from remote.roles import Roles
 from remote.spec import TrainSpec
 
 SHAPE = Shape(num_tokens=12, num_features=15, hidden_size=5, dtype=torch.bfloat16, vocab_size=50)

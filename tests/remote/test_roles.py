@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remote.drafter.roles import Roles
+from remote.roles import Roles
 
 
 @pytest.mark.parametrize(

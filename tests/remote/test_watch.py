@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from remote.drafter import watch as watching
-from remote.drafter.roles import Roles
 from remote.drafter.watch import Watch
 from remote.processes import Identity
+from remote.roles import Roles
 
 ROLES = Roles(num_drafters=1, num_targets=1)
 

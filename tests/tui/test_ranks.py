@@ -95,6 +95,32 @@ def test_the_memory_tab_tells_every_ranks_largest_peak_and_the_stages_of_the_ful
     assert "61.0" not in "\n".join(line for line in lines if not line[:1].isdigit())
 
 
+def test_over_two_hosts_each_has_drafters_and_targets_of_its_own(tmp_path: Path) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        spec = {
+            **SPEC,
+            "entry": "dflash",
+            "roles": {"target": 4, "drafter": 4, "queue": 8},
+            "train": {"accumulation": 4},
+        }
+        documents = {Document.SPEC: json.dumps(spec)}
+        run = yard.run(RUN, "qwen27b/roles", host="pve-a", more_hosts=("pve-b",), documents=documents)
+        for rank in range(8):
+            told = (
+                {"step_s": 0.9, "wait_s": 0.0, "queue_depth": 8.0} if rank % 4 < 2 else {"step_s": 0.3, "wait_s": 0.1}
+            )
+            own = [("metrics", BEGAN_S + step, {"step": step, "values": told}) for step in range(1, 11)]
+            Writer(yard.store, run, name=f"rank{rank}").tell(own)
+    detail = detail_of(tmp_path / "runs.db")
+
+    rows = text_of(rank_lines(detail.ranks, detail.roles_told, 100, ascii_only=False)).splitlines()[-8:]
+
+    role = ["drafter", "drafter", "target", "target"] * 2
+    assert [row.split()[:2] for row in rows] == [[str(rank), role[rank]] for rank in range(8)]
+    assert "a target rank 200 ms and a drafter rank 900 ms" in detail.roles_told
+
+
 def test_one_process_has_no_ranks(filled_yard: Path) -> None:
     detail = detail_of(filled_yard, "h7kq2mxd")
 

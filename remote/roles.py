@@ -3,7 +3,8 @@
 Drafters come first, rank 0 among them: it saves, and it speaks for the run. After them come the ranks that run the
 target and send its hidden states. Without target ranks every drafter has what it needs itself. Over several hosts that
 is so on each of them, where both roles can be shared out evenly: micro-batch m then belongs to a drafter and to a
-target of host m mod N, so hidden states never leave a machine and only gradients do.
+target of host m mod N, so hidden states never leave a machine and only gradients do. The ranks themselves and whoever
+shows a run ask here, so that both say the same.
 
 The stream of rows is cut into micro-batches as one process cuts it. Micro-batch m is trained by drafter m mod D and
 its hidden states come from target m mod T, so nobody has to be asked, a resume goes on anywhere, and a step is the
