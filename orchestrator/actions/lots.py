@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
 
 from orchestrator import gate
-from orchestrator.actions.host_facts import choose_gpus, gate_facts, require
+from orchestrator.actions.host_facts import choose_gpus, gate_facts, install_command, require, versions
 from orchestrator.actions.order import Settled
 from orchestrator.actions.site import Site, open_site
 from orchestrator.actions.telling import Tell
@@ -34,11 +36,13 @@ class Lot:
 
 @contextmanager
 def opened(settled: Settled, tell: Tell) -> Iterator[list[Lot]]:
+    """Every host of the job. Raises HostError for one that does not answer, DraftyardError where they are unlike."""
     with ExitStack() as stack:
         lots = []
         for each in settled.each:
             tell(f"looking at {each.host.name}")
             lots.append(Lot(each, stack.enter_context(open_site(each.host))))
+        refuse_unlike(lots)
         yield lots
 
 
@@ -70,13 +74,47 @@ def choice(lot: Lot, kind: str) -> Choose:
     return choose
 
 
-def refuse_unlike(first: Lot, lot: Lot) -> None:
-    """Processes of cards and of processors speak to one another by different means."""
-    with_cards, without = sorted((first, lot), key=lambda each: not each.site.facts.get("gpus"))
+def refuse_unlike(lots: Sequence[Lot]) -> None:
+    """Raises DraftyardError for hosts of which two have not both cards or none, are one machine, or differ in torch.
+
+    Processes of cards and of processors speak to one another by different means; those of two versions of torch need
+    not understand each other at all.
+    """
+    for first, second in combinations(lots, 2):
+        _refuse_pair(first, second)
+
+
+def _refuse_pair(first: Lot, second: Lot) -> None:
+    with_cards, without = sorted((first, second), key=lambda each: not each.site.facts.get("gpus"))
     if with_cards.site.facts.get("gpus") and not without.site.facts.get("gpus"):
         raise DraftyardError(
             f"host {with_cards.name} has GPUs and host {without.name} has none; a job wants hosts of one kind"
         )
+    if _share_cards(first.site.facts, second.site.facts):
+        raise DraftyardError(
+            f"hosts {first.name} and {second.name} are one machine (one boot id, the same GPUs), and a job has one part "
+            "on each\n  name one of them: the job can have all its GPUs there"
+        )
+    ours, theirs = (versions(lot.site.facts).get("torch") for lot in (first, second))
+    if ours and theirs and _release(ours) != _release(theirs):
+        raise DraftyardError(
+            f"host {first.name} has torch {ours} and host {second.name} torch {theirs}; the processes of one job want "
+            f"the same\n  repair, on host {second.name}: "
+            + install_command(second.site.place.python, f"torch=={_release(ours)}")
+        )
+
+
+def _share_cards(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether both see one machine's cards. Two containers of a machine, each with cards of its own, share none."""
+    ours, theirs = ([str(gpu.get("uuid") or "") for gpu in facts.get("gpus") or []] for facts in (first, second))
+    is_one_machine = bool(first.get("boot_id")) and first.get("boot_id") == second.get("boot_id")
+    is_told_apart = all(ours) and all(theirs) and not set(ours) & set(theirs)
+    return is_one_machine and bool(ours and theirs) and not is_told_apart
+
+
+def _release(version: str) -> str:
+    """Without the build, such as +cu130: which one a host takes is its driver's affair."""
+    return version.partition("+")[0]
 
 
 def refuse_leftovers(store: Store, site: Site, run: RunRow) -> None:

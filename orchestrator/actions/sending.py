@@ -25,7 +25,6 @@ from orchestrator.actions.lots import (
     opened,
     refuse_leftovers,
     refuse_lost_checkpoints,
-    refuse_unlike,
 )
 from orchestrator.actions.meeting import Meeting, meet
 from orchestrator.actions.order import Settled, new_id, repair_of_node
@@ -175,7 +174,6 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
         unmet += tuple(item for item in _ask_the_gate(store, lot, task, mark, gpus) if item not in unmet)
         if host is None:
             _describe(store, run, lot.settled, lot.site, mark, gpus)
-        refuse_unlike(lots[0], lot)
     store.place_nodes(run.id, [lot.site.place.work_dir for lot in lots])
     shipped = [ship_told(lot.site, lot.settled.tree, tell) for lot in lots]
     if task.before is not None:

@@ -147,19 +147,22 @@ VALUES_BACKWARDS = """
 
 
 def promised(rows: Iterable[Sequence[str]], host: str, but: str | None) -> dict[str, str]:
-    """Rows of PROMISES -> GPU: run id. An index means something on its own host alone, a UUID everywhere."""
+    """Rows of PROMISES -> GPU: run id. An index means something on its own host alone, a UUID everywhere: so of the run
+    `but` only what it has on that very host is left out, should two of its hosts be one machine.
+    """
     return {
         gpu: run_id
         for run_id, first, text in rows
         for on, gpus in gpus_by_host(first, json.loads(text)).items()
         for gpu in gpus
-        if run_id != but and (on == host or not gpu.isdigit())
+        if (run_id != but if on == host else not gpu.isdigit())
     }
 
 
 def gpus_by_host(first: str, launch: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """What a launch document says of GPUs: those of the first host, and of each further one under its name."""
-    return {first: tuple(launch.get("gpus", ()))} | {on: tuple(g) for on, g in launch.get("more_gpus", {}).items()}
+    more = launch.get("more_gpus") or {}
+    return {first: tuple(launch.get("gpus") or ())} | {on: tuple(gpus) for on, gpus in more.items()}
 
 
 def order_by(sort: str) -> tuple[str, tuple[Any, ...]]:

@@ -111,7 +111,7 @@ class Reader:
         return _run(run_row(self.database, selector))
 
     def promised_gpus(self, host: str, *, but: str | None = None) -> dict[str, str]:
-        """GPU (UUID or index) -> the live run that was promised it; `but`: a run whose own do not count."""
+        """GPU (UUID or index) -> the live run that was promised it; `but`: a run whose own there do not count."""
         return queries.promised(self.database.all(queries.PROMISES), host, but)
 
     def gpus_by_host(self, run_id: str) -> dict[str, tuple[str, ...]]:

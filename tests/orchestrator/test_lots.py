@@ -1,0 +1,87 @@
+"""The hosts of one job with their doors open: which of them cannot work together, and which cards are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.actions.lots import Lot, refuse_unlike
+from orchestrator.actions.order import Order, Settled
+from orchestrator.actions.site import Site
+from orchestrator.errors import DraftyardError
+from orchestrator.host import LOCAL
+from orchestrator.store.writes import Store
+from orchestrator.workplace import Workplace
+from tests.orchestrator.runs import RUN, new_run
+from tests.remote.specs import tiny_spec
+
+PLACE = Workplace("/work", "/venv/bin/python", "/root")
+
+
+def lot(name: str, *, boot_id: str | None, cards: tuple[str | None, ...] = (), torch: str | None = "2.13.0") -> Lot:
+    """A host as its probe told it; nothing here asks it anything."""
+    gpus = [{"index": index, "uuid": uuid} for index, uuid in enumerate(cards)]
+    facts = {"boot_id": boot_id, "gpus": gpus, "python": {"packages": {"torch": torch}}}
+    host, unasked = replace(LOCAL, name=name), cast("Any", None)
+    settled = Settled(Order("tiny"), tiny_spec(), host, tree=unasked, git=unasked, env={})
+    return Lot(settled, Site(host, unasked, PLACE, facts))
+
+
+def test_two_entries_for_one_machine_with_cards_are_refused() -> None:
+    pair = [
+        lot("gpu", boot_id="one", cards=("GPU-a", "GPU-b")),
+        lot("gpu.lan", boot_id="one", cards=("GPU-a", "GPU-b")),
+    ]
+
+    with pytest.raises(DraftyardError, match=r"hosts gpu and gpu\.lan are one machine"):
+        refuse_unlike(pair)
+    with pytest.raises(DraftyardError, match="are one machine"):  # an index says nothing of what is shared
+        refuse_unlike([lot("a", boot_id="one", cards=(None,)), lot("b", boot_id="one", cards=(None,))])
+    with pytest.raises(DraftyardError, match=r"hosts gpu and gpu\.lan are one machine"):  # none of them the first
+        refuse_unlike([lot("a", boot_id="zero", cards=("GPU-z",)), *pair])
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        [lot("a", boot_id="one", cards=("GPU-a",)), lot("b", boot_id="two", cards=("GPU-b",))],
+        [lot("a", boot_id="one", cards=("GPU-a",)), lot("b", boot_id="one", cards=("GPU-b",))],  # two containers
+        [lot("a", boot_id="one"), lot("b", boot_id="one")],
+        [lot("a", boot_id=None, cards=(None,)), lot("b", boot_id=None, cards=(None,))],
+        [lot("a", boot_id="one", torch="2.13.0+cu130"), lot("b", boot_id="two", torch="2.13.0")],
+        [lot("a", boot_id="one", torch=None), lot("b", boot_id="two")],
+    ],
+    ids=["two machines", "two containers", "no cards", "unknown", "two builds", "no torch told"],
+)
+def test_hosts_that_can_work_together_are_let_through(pair: list[Lot]) -> None:
+    refuse_unlike(pair)
+
+
+def test_hosts_of_two_versions_of_torch_are_refused_with_both_and_the_repair() -> None:
+    with pytest.raises(DraftyardError) as told:
+        refuse_unlike([lot("a", boot_id="one", torch="2.13.0+cu130"), lot("b", boot_id="two", torch="2.12.1")])
+
+    assert str(told.value) == (
+        "host a has torch 2.13.0+cu130 and host b torch 2.12.1; the processes of one job want the same\n"
+        "  repair, on host b: /venv/bin/python -m pip install torch==2.13.0"
+    )
+
+
+def test_hosts_with_and_without_cards_are_refused() -> None:
+    with pytest.raises(DraftyardError, match="host b has GPUs and host a has none"):
+        refuse_unlike([lot("a", boot_id="one"), lot("b", boot_id="two", cards=("GPU-b",))])
+
+
+def test_a_run_sees_its_own_cards_promised_on_its_other_hosts_alone(tmp_path: Path) -> None:
+    seen: list[Mapping[str, str]] = []
+
+    with Store(tmp_path / "runs.db") as store:
+        store.create_run(new_run(RUN, host="gpu", more_hosts=("gpu.lan",)))
+        for host in (None, "gpu.lan", None, "gpu.lan"):
+            store.promise_gpus(RUN, lambda taken: (seen.append(dict(taken)), ("GPU-a", "0"))[1], host=host)
+
+    assert seen == [{}, {"GPU-a": RUN}, {"GPU-a": RUN}, {"GPU-a": RUN}]
