@@ -16,7 +16,7 @@ from orchestrator.store.rows import IntentRow, RunRow
 from tui.detail import RunDetail
 from tui.ordering import actions
 from tui.snapshot import newest_samples
-from tui.wording import state_word
+from tui.wording import hosts_told, state_word
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def deed_named(name: str) -> Deed:
 
 def asking(deed: Deed, run: RunRow, gpus: tuple[int, ...], spec: Mapping[str, Any]) -> list[str]:
     """The question before a deed: it names the run, the host and the GPUs; `spec`: the run's own."""
-    where = f"on {' and '.join(run.hosts)}" + (f", GPU {' '.join(str(gpu) for gpu in gpus)}" if gpus else "")
+    where = f"on {hosts_told(run, gpus)}"
     step = f", step {run.step:,}" if run.step is not None else ""
     warning = _stop_warning(run, spec) if deed.name == "stop" else deed.warning
     return [f"{deed.name} {run.recipe}/{run.branch}  {run.id}", where + step, warning]

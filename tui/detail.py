@@ -33,6 +33,7 @@ from orchestrator.store.rows import (
     ProgressRow,
     RunRow,
     SeriesRow,
+    card_of,
 )
 from orchestrator.units import is_measurable
 from tui.answers import NO_ANSWERS, Answers
@@ -137,7 +138,7 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
         peaks=peaks,
         ranks=ranks_of(run, all_series, peaks, spec or {}),
         roles_told=roles_told(reader, run) or "",
-        gpu_samples=own_samples(reader.gpu_samples(run.id, since_s=since_s), (launch or {}).get("gpus") or ()),
+        gpu_samples=own_samples(run, reader.gpu_samples(run.id, since_s=since_s), reader.gpus_by_host(run.id)),
         progress=tuple(reader.progress(run.id)),
         events=tuple(reader.events(run.id, limit=EVENT_LIMIT)),
         intents=tuple(reader.intents(run.id)),
@@ -161,9 +162,16 @@ def is_ours(spec: Mapping[str, Any] | None) -> bool:
     return (spec or {}).get("entry") == "dflash"
 
 
-def own_samples(samples: Sequence[GpuSampleRow], promised: Collection[str]) -> tuple[GpuSampleRow, ...]:
-    """Those of the GPUs promised to the run, by UUID or index: its supervisor samples every card of the machine."""
-    return tuple(sample for sample in samples if sample.uuid in promised or str(sample.gpu) in promised)
+def own_samples(
+    run: RunRow, samples: Sequence[GpuSampleRow], promised: Mapping[str, Collection[str]]
+) -> tuple[GpuSampleRow, ...]:
+    """Those of the GPUs promised to the run on their host, by UUID or index: a supervisor samples every card there is."""
+
+    def is_own(sample: GpuSampleRow) -> bool:
+        host, index = card_of(run.hosts, sample.gpu)
+        return not {sample.uuid, str(index)}.isdisjoint(promised.get(host, ()))
+
+    return tuple(sample for sample in samples if is_own(sample))
 
 
 def read_against(reader: Reader, run: RunRow, baseline: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.store.rows import GpuSampleRow, HostRow, RunRow
+from orchestrator.store.rows import GpuSampleRow, HostRow, RunRow, card_of
 from tui.overview import clock
 from tui.pieces import BLANK, Line, Piece, heading, memory_meaning, meter, wrapped
 from tui.runs_rows import name_pieces
@@ -50,7 +50,9 @@ def _host_lines(
     for run in runs:
         letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
         step = f"  step {short_count(run.step)}" if run.step is not None else ""
-        gpus = [str(sample.gpu) for sample in snapshot.numbers[run.id].gpus] if run.id in snapshot.numbers else []
+        samples = snapshot.numbers[run.id].gpus if run.id in snapshot.numbers else ()
+        cards = [card_of(run.hosts, sample.gpu) for sample in samples]
+        gpus = [str(index) for on, index in cards if on == host.name]
         where = f"  GPU {' '.join(gpus)}" if gpus else ""
         lines.append([(fit(letter[0], 3), letter[1]), *name_pieces(run), (f"  {run.id}{step}{where}", "muted")])
     if not runs:

@@ -16,7 +16,7 @@ from tui.overview import memory_lines
 from tui.pieces import BLANK, Line, beside, heading, meter
 from tui.ranks import rank_peak_lines, size_of
 from tui.theme import SERIES
-from tui.wording import GIB, fit, gib, value
+from tui.wording import GIB, fit, gib, gpu_name, value
 
 CHART_HEIGHT = 9
 NAME_WIDTH = 24
@@ -108,7 +108,7 @@ def water_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
         by_gpu.setdefault(sample.gpu, []).append(sample)
     newest_s = max(sample.at_s for sample in detail.gpu_samples)
     series = [
-        Series(f"GPU {gpu}", SERIES[index % len(SERIES)], _over_time(samples, newest_s))
+        Series(gpu_name(detail.run, gpu), SERIES[index % len(SERIES)], _over_time(samples, newest_s))
         for index, (gpu, samples) in enumerate(sorted(by_gpu.items()))
     ]
     chart = chart_lines("used, GiB", "", series, (width, CHART_HEIGHT), Look(ascii_only=ascii_only))

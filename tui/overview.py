@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from rich.cells import cell_len
+
 from orchestrator.actions.wishes import can_stop, kill_in_s
 from orchestrator.store.rows import State
 from orchestrator.units import counted
@@ -30,7 +32,20 @@ from tui.pieces import (
 )
 from tui.ranks import rank_lines
 from tui.snapshot import newest_samples
-from tui.wording import age, busy, count, duration, gib, percent, rate, seconds, state_letter, state_word
+from tui.wording import (
+    age,
+    busy,
+    count,
+    duration,
+    gib,
+    gpu_name,
+    hosts_told,
+    percent,
+    rate,
+    seconds,
+    state_letter,
+    state_word,
+)
 from tui.worth import UNIT, worth_words
 
 CHART_METRICS = ("loss", "accuracy", "streak", "block_tokens_per_s")
@@ -137,9 +152,10 @@ def memory_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Lin
         meaning = memory_meaning(fraction)
         numbers = f"  {gib(used, unit=False):>4} of {gib(total)}"
         used_share = f"  busy {busy(sample.utilisation)}" if width >= 44 else ""
-        room = max(6, width - len(f"GPU {sample.gpu}  ") - len(numbers) - len(used_share))
+        name = f"{gpu_name(detail.run, sample.gpu)}  "
+        room = max(6, width - cell_len(name) - len(numbers) - len(used_share))
         bar = meter(fraction, room, meaning, ascii_only=ascii_only)
-        lines.append([(f"GPU {sample.gpu}  ", "muted"), *bar, (numbers, "text"), (used_share, "muted")])
+        lines.append([(name, "muted"), *bar, (numbers, "text"), (used_share, "muted")])
     if not samples:
         newest = max((peak.attempt for peak in detail.peaks), default=0)
         for peak in [peak for peak in detail.peaks if peak.attempt == newest][-4:]:
@@ -153,7 +169,7 @@ def _right_column(detail: RunDetail, now_s: float, width: int, *, ascii_only: bo
     lines = [*memory, BLANK] if memory else []
     lines += [heading("Run", width)]
     run = detail.run
-    lines.append(field("host", " and ".join(run.hosts) + _gpus(detail)))
+    lines.append(field("host", hosts_told(run, [sample.gpu for sample in newest_samples(detail.gpu_samples)])))
     lines.append(field("gate", _gate(detail)))
     lines += _attempts(detail, now_s)
     if detail.checkpoints:
@@ -252,11 +268,6 @@ def _split_bar(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]
         bar.append((("#" if ascii_only else "━") * cells, _SPLIT_MEANINGS[name]))
         words.append([(f"{name} ", _SPLIT_MEANINGS[name]), (percent(part_s / step_s), "muted")])
     return [field("a step", fitted(bar, room)), *(field("", line) for line in flowed(words, room))]
-
-
-def _gpus(detail: RunDetail) -> str:
-    gpus = [str(sample.gpu) for sample in newest_samples(detail.gpu_samples)]
-    return f", GPU {' '.join(gpus)}" if gpus else ""
 
 
 def _gate(detail: RunDetail) -> Line:

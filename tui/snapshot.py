@@ -30,6 +30,7 @@ from orchestrator.store.rows import (
     RunRow,
     SeriesRow,
     State,
+    card_of,
 )
 from tui.answers import Answers, answers_of
 from tui.curve import thin
@@ -116,7 +117,9 @@ class Snapshot:
     log: LogPage | None = None
     hosts: tuple[HostRow, ...] = ()
     promised: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # host -> GPU (UUID or index) -> live run
-    sampled: Mapping[str, Mapping[int, GpuSampleRow]] = field(default_factory=dict)  # host -> newest of every GPU
+    sampled: Mapping[str, Mapping[int, GpuSampleRow]] = field(
+        default_factory=dict
+    )  # host -> index there -> newest of that GPU
     live: tuple[RunRow, ...] = ()  # of every kind
     wishes: tuple[IntentRow, ...] = ()  # still open, of every run
     evidence: tuple[EvidenceRow, ...] = ()
@@ -258,8 +261,10 @@ class Room:
         gpus = reader.latest_gpu([run.id for run in live]) if live else {}
         promised = _promised(reader, live)
         for run in stale:
-            own = [gpu for host in run.hosts for gpu, owner in promised.get(host, {}).items() if owner == run.id]
-            numbers = _numbers(reader, run, latest[run.id], own_samples(gpus.get(run.id, ()), own))
+            own = {
+                host: [gpu for gpu, owner in promised.get(host, {}).items() if owner == run.id] for host in run.hosts
+            }
+            numbers = _numbers(reader, run, latest[run.id], own_samples(run, gpus.get(run.id, ()), own))
             self._numbers[run.id] = (_stamp(run), numbers)
         # An evaluation is another run's doing, so it is read anew: one query for all.
         accepted = decoded_acceptance(reader, [run.id for run in runs])
@@ -327,12 +332,13 @@ def _promised(reader: Reader, live: Sequence[RunRow]) -> dict[str, dict[str, str
 
 
 def _sampled(reader: Reader, live: Sequence[RunRow]) -> dict[str, dict[int, GpuSampleRow]]:
-    """What any of the live runs there saw last of a card, its own or not."""
+    """What any of the live runs saw last of each card of their hosts, its own or not."""
     newest: dict[str, dict[int, GpuSampleRow]] = {}
     samples = reader.latest_gpu([run.id for run in live])
-    found = [(run.host, sample) for run in live for sample in samples.get(run.id, ())]
-    for host, sample in sorted(found, key=lambda item: item[1].at_s):
-        newest.setdefault(host, {})[sample.gpu] = sample
+    found = [(run, sample) for run in live for sample in samples.get(run.id, ())]
+    for run, sample in sorted(found, key=lambda item: item[1].at_s):
+        host, index = card_of(run.hosts, sample.gpu)
+        newest.setdefault(host, {})[index] = sample
     return newest
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
 
 from orchestrator.actions.history import MEMORY_REASONS
+from orchestrator.store.rows import RunRow, card_of
 
 GIB = 1024**3
 
@@ -187,6 +189,24 @@ def short_value(number: float | None, width: int) -> str:
 
 def percent(fraction: float | None) -> str:
     return "–" if fraction is None or not math.isfinite(fraction) else f"{fraction * 100:.0f}%"
+
+
+HOST_CELLS = 16  # of a host's name before its GPU
+
+
+def gpu_name(run: RunRow, gpu: int) -> str:
+    """`GPU 3`; of a run over several hosts with the host that it is in: `box2 GPU 3`."""
+    host, index = card_of(run.hosts, gpu)
+    short = host if cell_len(host) <= HOST_CELLS else fit(host, HOST_CELLS)
+    return f"{short} GPU {index}" if run.more_hosts else f"GPU {index}"
+
+
+def hosts_told(run: RunRow, gpus: Iterable[int]) -> str:
+    """Where it runs, with its GPUs: `box, GPU 0 1`; over several hosts `box GPU 0 1 and box2 GPU 3`."""
+    cards = [card_of(run.hosts, gpu) for gpu in gpus]
+    of_host = {host: " ".join(str(index) for on, index in cards if on == host) for host in run.hosts}
+    gap = " " if run.more_hosts else ", "
+    return " and ".join(f"{host}{gap}GPU {told}" if told else host for host, told in of_host.items())
 
 
 def busy(utilisation: float | None) -> str:

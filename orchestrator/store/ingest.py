@@ -18,11 +18,11 @@ from orchestrator.redact import redact
 from orchestrator.store.event_rows import BadLine, TypedRows, json_text, typed_rows
 from orchestrator.store.metrics import store_points
 from orchestrator.store.position import StreamPosition, read_position
+from orchestrator.store.rows import MOST_GPUS
 from remote.wire import Event
 
 MARK_EVERY_S = 5.0  # `logs --since` is as fine as this
 SUPERVISOR = "supervisor"  # the one writer that is not the job itself; of a run over several hosts supervisor1, ... too
-MOST_GPUS = 100  # of a host: GPU 3 of node 2 is kept as 203
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ This module knows no SQL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -253,11 +253,20 @@ class MemoryPeakRow:
     at_s: float
 
 
+MOST_GPUS = 100  # of a host: GPU 3 of node 2 is kept as 203
+
+
+def card_of(hosts: Sequence[str], gpu: int) -> tuple[str, int]:
+    """The host and the index there of a GPU as a sample has it; `hosts` are the run's, by node."""
+    node, index = divmod(gpu, MOST_GPUS)
+    return (hosts[node] if node < len(hosts) else f"host {node}"), index
+
+
 @dataclass(frozen=True)
 class GpuSampleRow:
     run_id: str
     attempt: int
-    gpu: int
+    gpu: int  # of all of the run's hosts: `card_of` says which that is
     uuid: str | None
     at_s: float
     used_bytes: int | None

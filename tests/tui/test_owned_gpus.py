@@ -1,6 +1,7 @@
 """A run owns the GPUs that its launch was promised, though its supervisor samples every card of the machine."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,59 @@ def test_the_question_before_a_stop_names_the_own_cards(detail: RunDetail) -> No
     told = " ".join(asking(deed_named("stop"), detail.run, gpus_of(detail), {}))
 
     assert "on gpubox, GPU 5 " in told
+
+
+TWO_HOSTS = "t4wo5hst"
+ON_FIRST, ON_SECOND = (
+    {0: 1.0, 1: 30.0, 2: 1.0, 3: 7.0},
+    {0: 1.0, 1: 2.0, 2: 1.0, 3: 88.0},
+)  # GiB; own: 1 of gpu1, 3 of gpu2
+
+
+@pytest.fixture
+def over_two(tmp_path: Path) -> Snapshot:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        launch = {Document.LAUNCH: json.dumps({"gpus": ["1"], "more_gpus": {"gpu2": ["3"]}})}
+        run = yard.run(TWO_HOSTS, "mine/wide", host="gpu1", more_hosts=("gpu2",), documents=launch)
+        for name, held in (("supervisor", ON_FIRST), ("supervisor1", ON_SECOND)):
+            Writer(yard.store, run, name=name).tell(gpu_events(held, ago_s=60, every_s=30))
+        yard.state(run, State.RUNNING)
+        for host in ("gpu1", "gpu2"):
+            gpus = [
+                {"index": gpu, "uuid": f"{host}-{gpu}", "total_bytes": 95 * GIB, "used_bytes": 0} for gpu in ON_FIRST
+            ]
+            yard.store.host_seen(host, address=f"ssh {host}", clock_offset_s=0.0, facts={"gpus": gpus})
+    room = Room(tmp_path / "runs.db")
+    found = room.read(Ask(wants_hosts=True, run=TWO_HOSTS), NOW_S)
+    room.close()
+    assert found is not None
+    return found
+
+
+def test_over_two_hosts_each_card_is_sampled_on_its_own_host(over_two: Snapshot) -> None:
+    lines = text_of(hosts_lines(over_two, 120, ascii_only=False)).splitlines()
+
+    second = next(place for place, line in enumerate(lines) if line.startswith("gpu2"))
+    for part, own in ((lines[:second], ("1", "30.")), (lines[second:], ("3", "88."))):
+        cards = {line.split()[1]: line for line in part if line.startswith("GPU ")}
+        assert len(cards) == len(ON_FIRST)
+        assert [gpu for gpu, line in cards.items() if "mine/wide" in line] == [own[0]]
+        assert any(word.startswith(own[1][:2]) for word in cards[own[0]].split()), cards[own[0]]
+        assert [line.split("GPU ")[1] for line in part if line.startswith("R")] == [own[0]]
+
+
+def test_over_two_hosts_its_own_cards_are_named_with_their_host(over_two: Snapshot) -> None:
+    detail = over_two.detail
+    assert detail is not None
+    pages = [
+        memory_tab_lines(detail, 100, 30, ascii_only=False),
+        overview_lines(detail, NOW_S, 100, 30, ascii_only=False),
+    ]
+
+    assert memory_fraction(over_two.numbers[TWO_HOSTS]) == pytest.approx(88 / 95, abs=0.02)  # of the fullest of both
+    for text in map(text_of, pages):
+        assert "gpu1 GPU 1 " in text
+        assert "gpu2 GPU 3 " in text
+        assert not {"GPU 0", "GPU 103", "gpu1 GPU 3", "gpu2 GPU 1"} & set(re.findall(r"(?:\w+ )?GPU \d+", text))
+    assert asking(deed_named("stop"), detail.run, gpus_of(detail), {})[1] == "on gpu1 GPU 1 and gpu2 GPU 3"
