@@ -73,7 +73,17 @@ def test_imports_go_with_the_grain(path: Path) -> None:
 
 # Beside actions, what only says or spells something. Whole module names: what lies below one is another one.
 WORDS = {"errors", "gate", "given", "lazy", "nearest", "units", "recipe.layers", "recipe.overrides", "store.rows"}
-READS = {"errors", "lazy", "store.acceptance", "store.filter", "store.logs", "store.reads", "store.rows", "units"}
+READS = {
+    "errors",
+    "lazy",
+    "store.acceptance",
+    "store.filter",
+    "store.logs",
+    "store.place",
+    "store.reads",
+    "store.rows",
+    "units",
+}
 MAY_SEE = {
     "tui": {f"orchestrator.{name}" for name in READS},
     "orchestrator/verbs": {f"orchestrator.{name}" for name in WORDS} | {"remote.wire"},
@@ -121,6 +131,44 @@ def test_screens_and_verbs_call_actions_and_nothing_deeper(path: Path) -> None:
         is_ours = module.split(".")[0] in ROOMS
         is_open = module.startswith(own) or module in MAY_SEE[room] | OF_THEIR_OWN.get(name, set())
         assert is_open or not is_ours, f"{name}:{line} loads {module}"
+
+
+LOOKS_AT_FILES = {
+    *(
+        "access",
+        "open",
+        "stat",
+        "lstat",
+        "exists",
+        "is_file",
+        "is_dir",
+        "is_symlink",
+        "iterdir",
+        "glob",
+        "rglob",
+        "scandir",
+    ),
+    *(
+        "read_text",
+        "read_bytes",
+        "write_text",
+        "write_bytes",
+        "mkdir",
+        "touch",
+        "unlink",
+        "connect",
+        "create_connection",
+    ),
+}
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith("tui/")], ids=relative)
+def test_a_screen_looks_at_no_file_and_no_socket_itself(path: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    called = {getattr(node.func, "attr", getattr(node.func, "id", "")): node.lineno for node in calls}
+
+    assert not called.keys() & LOOKS_AT_FILES, relative(path)
+    assert not {module.split(".")[0] for _, module in imports_of(path)} & {"sqlite3", "socket"}, relative(path)
 
 
 # What a room of the local side may load beside itself and the words of the house; the arrows of the drawing.

@@ -20,6 +20,7 @@ from orchestrator.actions.rungs import required_names
 from orchestrator.actions.throughput import recent_mean
 from orchestrator.errors import RunNotFound
 from orchestrator.store.acceptance import decoded_acceptance
+from orchestrator.store.place import Place
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import (
     Document,
@@ -46,7 +47,6 @@ from tui.detail import (
 )
 from tui.log_page import LogAsk, LogPage, read_log
 from tui.pace import TRAINING, eta_of
-from tui.place import Place
 from tui.wording import LIVE_STATES
 
 LIST_METRICS = ("loss", "block_tokens_per_s", "context_tokens_per_s", "step_s", "peak_reserved_bytes")

@@ -1,7 +1,7 @@
 """Whether runs.db is still the file that was opened: one that has gone, or is another by now, is said and not looked past.
 
 SQLite keeps on reading the file it opened, wherever that is now: what a screen shows would be true of nothing any more.
-Nothing is opened here; `os.stat` alone tells.
+Nothing is opened here; `os.stat` alone tells. Whoever keeps a Reader open asks this before its `data_version`.
 """
 
 from __future__ import annotations
