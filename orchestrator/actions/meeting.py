@@ -8,10 +8,12 @@ it is their choice, so between such hosts no port may be shut.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -19,12 +21,13 @@ from typing import Any
 
 from orchestrator.actions.site import Site
 from orchestrator.errors import DraftyardError, HostError
-from orchestrator.shell.stream import Source
+from orchestrator.shell.stream import Ended, Source, told
 from orchestrator.workplace import run_script, script_command, sense_in
 
 FIRST_PORT, NUM_PORTS = 29500, 100  # torch's own and those after it
 LISTEN_S = 90.0  # the longest that looking takes: a shell's answer, and five seconds an address
 OFFER_S = 30.0
+INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+~-]{0,14}")  # no `^`, `=` or comma, which mean something to NCCL
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,16 @@ def meet(sites: Sequence[Site], run_id: str) -> Meeting:
     """Raises HostError (exit 4) where no address of the first host is reached by all others, with what each said."""
     first, *others = sites
     token = secrets.token_hex(8)
-    with _listening(first, token, run_id) as offer:
-        answers = {site.host.name: _tried(site, token, offer) for site in others}
-    return choose(first.host.name, offer, answers)
+    faults: list[DraftyardError] = []
+    with _listening(first, token, run_id, faults) as offer, ThreadPoolExecutor(len(others)) as threads:
+        found = list(threads.map(lambda site: _tried(site, token, offer), others))
+    answers = {site.host.name: each for site, each in zip(others, found, strict=True)}
+    try:
+        return choose(first.host.name, offer, answers)
+    except HostError:
+        if faults:  # nobody was there to be reached: no word on the hosts' ports
+            raise faults[0] from None
+        raise
 
 
 def choose(first: str, offer: Offer, answers: Mapping[str, Mapping[str, Answer]]) -> Meeting:
@@ -72,14 +82,14 @@ def choose(first: str, offer: Offer, answers: Mapping[str, Mapping[str, Answer]]
         found = [answers[name][address] for name in answers]
         if all(answer.error is None for answer in found):
             return Meeting(address, offer.port, (interface, *(answer.interface for answer in found)))
-    told = "\n".join(
+    each = "\n".join(
         f"  {address}{f' ({interface})' if interface else ''}: "
         + ", ".join(f"{name}: {answers[name][address].error or 'reached'}" for name in answers)
         for address, interface in offer.interfaces.items()
     )
     raise HostError(
         f"no address of host {first} is reached by {' and '.join(answers)} at port {offer.port}, so their processes "
-        f"cannot meet:\n{told or '  it has no IPv4 address'}\n  open the ports between these hosts, or put first a host "
+        f"cannot meet:\n{each or '  it has no IPv4 address'}\n  open the ports between these hosts, or put first a host "
         "that the others reach"
     )
 
@@ -88,10 +98,10 @@ def choose(first: str, offer: Offer, answers: Mapping[str, Mapping[str, Answer]]
 
 
 @contextmanager
-def _listening(site: Site, token: str, run_id: str) -> Iterator[Offer]:
-    """The first host listens while inside, and its port is free again afterwards."""
+def _listening(site: Site, token: str, run_id: str, faults: list[DraftyardError]) -> Iterator[Offer]:
+    """The first host listens while inside, and its port is free again afterwards. `faults`: why it ceased to before."""
     is_over, has_spoken = threading.Event(), threading.Event()
-    said, faults = bytearray(), list[DraftyardError]()
+    said = bytearray()
     # Where runs start at the same time, each begins to look at another port.
     start = FIRST_PORT + zlib.crc32(run_id.encode()) % NUM_PORTS
     words = ["listen", token, str(start), str(NUM_PORTS), str(LISTEN_S)]
@@ -105,7 +115,9 @@ def _listening(site: Site, token: str, run_id: str) -> Iterator[Offer]:
     def listen() -> None:
         command = script_command(site.place, "reach", words)
         try:
-            site.shell.stream(command, source=Source.of(b""), sink=hear, timeout_s=LISTEN_S + 30)
+            ended = site.shell.stream(command, source=Source.of(b""), sink=hear, timeout_s=LISTEN_S + 30)
+            if ended.exit_code is not None:  # by itself
+                faults.append(_gone(site, ended))
         except DraftyardError as error:
             faults.append(error)
         has_spoken.set()
@@ -114,7 +126,7 @@ def _listening(site: Site, token: str, run_id: str) -> Iterator[Offer]:
     listener.start()
     try:
         has_spoken.wait(OFFER_S)
-        if faults:
+        if faults and b"\n" not in said:
             raise faults[0]
         yield _offer(site, bytes(said))
     finally:
@@ -122,20 +134,33 @@ def _listening(site: Site, token: str, run_id: str) -> Iterator[Offer]:
         listener.join(OFFER_S)
 
 
+def _gone(site: Site, ended: Ended) -> DraftyardError:
+    said = told(ended.stderr, 200) or f"exit status {ended.exit_code}"
+    return DraftyardError(
+        f"host {site.host.name} has ceased to listen while the others tried to reach it: {said}\n  launch it again; "
+        "should it be so again, look for what ends processes there"
+    )
+
+
 def _offer(site: Site, said: bytes) -> Offer:
+    """What a host says becomes a word of a command, and a variable of a job, on others: no more than an address, a port
+    and a name of an interface passes."""
     line = said.partition(b"\n")[0]
     try:
         body = json.loads(line)
-        port, own = body["port"], {str(item["address"]): str(item["interface"]) for item in body["addresses"]}
+        port = body["port"]
+        own = {str(IPv4Address(str(item["address"]))): _interface(item["interface"]) for item in body["addresses"]}
+        if port is not None and port not in range(FIRST_PORT, FIRST_PORT + 2 * NUM_PORTS):
+            raise ValueError(f"no port of ours: {port}")
     except (ValueError, KeyError, TypeError) as error:
         raise DraftyardError(f"host {site.host.name}: remote/reach.py gives no such answer: {line[:200]!a}") from error
     if port is None:
         raise DraftyardError(f"host {site.host.name} has no free port to meet at; {NUM_PORTS} were tried")
-    interfaces: dict[str, str | None] = dict(own)
+    interfaces = dict(own)
     with suppress(ValueError):  # as it is reached from here, perhaps through a translated address; no name is asked for
         if not site.host.hops:
             interfaces.setdefault(str(IPv4Address(site.host.address)), None)
-    return Offer(int(port), interfaces)
+    return Offer(port, interfaces)
 
 
 def _tried(site: Site, token: str, offer: Offer) -> dict[str, Answer]:
@@ -143,4 +168,15 @@ def _tried(site: Site, token: str, offer: Offer) -> dict[str, Answer]:
         site.shell, site.place, "reach", ["try", token, str(offer.port), *offer.interfaces]
     )
     with sense_in(site.shell, "reach", answer):
-        return {str(item["address"]): Answer(item["error"], item["interface"]) for item in answer["answers"]}
+        found = {str(item["address"]): item for item in answer["answers"]}
+        return {address: _answer(found[address]) for address in offer.interfaces}
+
+
+def _answer(item: Mapping[str, Any]) -> Answer:
+    error = item["error"]
+    return Answer(None if error is None else told(str(error).encode(), 200), _interface(item["interface"]))
+
+
+def _interface(name: object) -> str | None:
+    """None also for one that NCCL and gloo could not be told, such as a list: then they look for themselves."""
+    return name if isinstance(name, str) and INTERFACE.fullmatch(name) else None
