@@ -199,10 +199,14 @@ def _answer(printed: bytes, *keys: str) -> dict[str, Any]:
     return found
 
 
-def stop(shell: Shell, run_dir: str, *, attempt: int, grace_s: float) -> None:
-    """Leaves the wish; the supervisor sees it within half a second. A later, shorter grace wins."""
+def stop(shell: Shell, run_dir: str, *, attempt: int, grace_s: float, why: str | None = None) -> None:
+    """Leaves the wish; the supervisor sees it within half a second. A later, shorter grace wins.
+
+    `why`: "lonely" where nobody asked for it, but another host's part of the run has fallen.
+    """
     folder = f"{run_dir}/attempts/{attempt}"
-    done = shell.run(["sh", "-c", _STOP, "sh", folder, json.dumps({"grace_s": grace_s})])
+    wish = {"grace_s": grace_s} if why is None else {"grace_s": grace_s, "why": why}
+    done = shell.run(["sh", "-c", _STOP, "sh", folder, json.dumps(wish)])
     if done.exit_code:
         raise DraftyardError(f"cannot write {folder}/stop.json: {told(done.stderr)}")
 

@@ -44,7 +44,7 @@ class Ending:
 def ending(run_id: str, attempt: int, exit_file: Mapping[str, Any]) -> Ending:
     """Exit status 0 that nobody asked for is succeeded; a stop that was asked for is stopped, whatever the status."""
     code, number = exit_file["exit_code"], exit_file["signal"]
-    if exit_file["reason"] in ("user", "signal", "max_duration"):
+    if exit_file["reason"] in ("user", "signal", "max_duration", "lonely"):
         state = "stopped"
     else:
         state = "succeeded" if code == 0 else "failed"

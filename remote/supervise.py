@@ -9,8 +9,9 @@ supervisor has written into it no second one ever starts the job, whatever becam
 
 exit.json appears whole, once, after the last process of the attempt is gone:
     exit_code, signal       of the job's first process; both null when it never started
-    reason                  null (it ended by itself), "user" (stop.json), "signal" (the supervisor
-                            was told to end), "max_duration", "start_failed"
+    reason                  null (it ended by itself), "user" (stop.json), "lonely" (stop.json, because
+                            another host's part has fallen), "signal" (the supervisor was told to
+                            end), "max_duration", "start_failed"
     started_s, ended_s      seconds since the epoch; duration_s from the monotonic clock
     killed, stubborn        how many processes had to be killed; which would not die
     oom_kill_delta          kills by the cgroup's memory limit while it ran; host_oom_kill_delta: on
@@ -238,6 +239,8 @@ class Supervisor:
     def _hear(self, now: float) -> None:
         """The newest wish counts; it may come sooner than an earlier one, never later."""
         wish = self._newest_wish(now)
+        if wish is not None and wish.reason == "lonely" and self._wish is not None:
+            wish = replace(self._wish, grace_s=wish.grace_s)  # what came first is why it ends
         if wish is not None and wish != self._wish:
             self._wish, kill_at = wish, now + wish.grace_s
             self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -262,7 +265,9 @@ class Supervisor:
         body = read_json(self._attempt.stop_json) or {}
         grace = body.get("grace_s", self._job.grace_s)
         is_time = isinstance(grace, (int, float)) and 0 <= grace <= LONGEST_GRACE_S
-        return Wish("user", float(grace) if is_time else self._job.grace_s, "asked to stop")
+        is_lonely = body.get("why") == "lonely"
+        reason, text = ("lonely", "another host's part has ended") if is_lonely else ("user", "asked to stop")
+        return Wish(reason, float(grace) if is_time else self._job.grace_s, text)
 
     def _signal_group(self, number: int) -> None:
         assert self._process is not None

@@ -7,6 +7,7 @@ of a rank that is gone is an echo, and so is a part that was stopped because ano
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from orchestrator.store.rows import AttemptRow, EventRow, NodeRow, Reason, RunRo
 # that is gone after 15 s and end within 10 more. Where the fallen part's own ranks had heard so, the time has passed.
 LONELY_S, HEARD_S = 30.0, 10.0
 LONELY_GRACE_S = 10.0  # then: nothing that they could still save together
+LONELY = "lonely"  # why a part is stopped that another one has left alone: in stop.json, exit.json and the store
 ECHO = "RankLost"  # what a rank reports of the loss of another one
 
 
@@ -112,6 +114,12 @@ def fallen(reader: Reader, view: RunRow) -> End | None:
     return next((end for end in map(End.of, others) if end.verdict.state is not State.SUCCEEDED), None)
 
 
+def is_lonely(reader: Reader, view: RunRow) -> bool:
+    """Whether this part is ended because another one had fallen, perhaps by a follower before this one."""
+    notes = reader.events(view.id, kinds=["note"]) if fallen(reader, view) is not None else []
+    return any(note.attempt == view.attempt and note.fields.get(LONELY) == view.node for note in notes)
+
+
 def patience_s(reader: Reader, view: RunRow, other: End) -> float:
     """How long a part is left alone when that other one has fallen."""
     return HEARD_S if _guilt(other, last_words(reader, view)) == 1 else LONELY_S
@@ -124,9 +132,12 @@ def last_words(reader: Reader, run: RunRow) -> list[EventRow]:
 
 def whole(ends: Sequence[End], told: Sequence[EventRow], *, stop_was_asked: bool) -> tuple[Verdict, End]:
     """The run's verdict, and the part it is taken from. `told`: its `last_words`."""
-    chosen = max(ends, key=lambda end: (_guilt(end, told), -(end.verdict.ended_s or 0.0), -end.number))
-    if _guilt(chosen, told) == 0:
-        chosen = _quiet(ends, stop_was_asked=stop_was_asked)
+    chosen = max(ends, key=lambda end: (_guilt(end, told), -_ended_s(end), -end.number))
+    match _guilt(chosen, told):
+        case 0:
+            chosen = _quiet(ends, stop_was_asked=stop_was_asked)
+        case 1:
+            chosen = _stopped_before(chosen, ends, stop_was_asked=stop_was_asked) or chosen
     ended_s = max((end.verdict.ended_s for end in ends if end.verdict.ended_s is not None), default=None)
     held = "; ".join(f"host {end.host}: {end.held}" for end in ends if end.held)
     evidence = f"host {chosen.host}: {chosen.verdict.evidence}{f'; {held}' if held else ''}"
@@ -136,10 +147,35 @@ def whole(ends: Sequence[End], told: Sequence[EventRow], *, stop_was_asked: bool
 
 
 def _quiet(ends: Sequence[End], *, stop_was_asked: bool) -> End:
-    """Where nothing failed: a part that was stopped speaks for all, else the first host."""
+    """Where nothing failed: the first part that was stopped for a cause of its own speaks for all, else the first host."""
     stopped = [end for end in ends if end.verdict.state is State.STOPPED]
-    asked = [end for end in stopped if not stop_was_asked or end.verdict.reason == Reason.USER]
-    return (asked or stopped or list(ends))[0]
+    if not stopped:
+        return ends[0]
+    return min(stopped, key=lambda end: (_borrowed(end, stop_was_asked=stop_was_asked), _ended_s(end), end.number))
+
+
+def _stopped_before(echo: End, ends: Sequence[End], *, stop_was_asked: bool) -> End | None:
+    """The part whose stop that echo is of. A supervisor speaks a moment after its ranks, of whose end others hear at
+    once; a part is left alone with the echo for longer than that moment."""
+    first = _quiet(ends, stop_was_asked=stop_was_asked)
+    not_own = {None} if stop_was_asked else {None, Reason.USER}
+    is_own = first.verdict.state is State.STOPPED and first.verdict.reason not in not_own
+    return first if is_own and _ended_s(first) <= _ended_s(echo) + HEARD_S else None
+
+
+def _borrowed(end: End, *, stop_was_asked: bool) -> int:
+    """Of a part that was stopped: 0 for a cause of its own, 2 because another one had fallen, 1 where that may be.
+
+    Without a wish, "user" is a stop by hand on the host, or what a supervisor says that knows of no other parts.
+    """
+    if end.verdict.reason is None:
+        return 2
+    return 0 if (end.verdict.reason == Reason.USER) is stop_was_asked else 1
+
+
+def _ended_s(end: End) -> float:
+    """When, to be sorted by: a time that nobody knows is no early one."""
+    return math.inf if end.verdict.ended_s is None else end.verdict.ended_s
 
 
 def _guilt(end: End, told: Sequence[EventRow]) -> int:

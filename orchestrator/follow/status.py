@@ -19,6 +19,7 @@ SHORTEST_STALL_S = 120.0
 HELD_BYTES = 256 * 2**20  # less is what a driver keeps to itself, or a screen that was drawn
 STARTING_S = 60.0  # a launch in flight may still start what was asked to stop
 GONE_S = 60.0  # a run folder may be away for a moment: a disk mounted again, a folder moved and moved back
+LONELY = "stopped because another host's part had ended"
 STOP_SIGNALS = {2: "SIGINT", 15: "SIGTERM"}
 
 
@@ -63,11 +64,12 @@ class Known:
 
     run: RunRow
     attempt: AttemptRow
-    stop_was_asked: bool
+    stop_was_asked: bool  # by a person
     num_job_events: int  # of the job itself, the supervisor's left out
     step_seconds: Sequence[float] = ()  # newest steps
     waited_s: float = 0.0  # since the attempt was asked for, on this machine's clock
     gone_s: float = 0.0  # since its folder was last seen, where it is not there now
+    is_lonely: bool = False  # a part of a run over several hosts that was ended because another part had fallen
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def _ended(exit_file: Mapping[str, Any], known: Known, rules: Rules) -> Verdict:
     match exit_file.get("reason"):
         case "user":
             return Verdict(State.STOPPED, Reason.USER, f"stopped as asked{_how(code, number)}{rest}", ended_s, failed)
+        case "lonely":
+            return Verdict(State.STOPPED, None, f"{LONELY}{_how(code, number)}{rest}", ended_s, failed)
         case "max_duration":
             text = f"reached its max_duration{_how(code, number)}{rest}"
             return Verdict(State.STOPPED, Reason.MAX_DURATION, text, ended_s, failed)
@@ -216,8 +220,8 @@ def stall_limit_s(step_seconds: Sequence[float], rules: Rules) -> float | None:
 
 
 def _not_started(known: Known, rules: Rules) -> Verdict | None:
-    if known.stop_was_asked and known.attempt.last_event_s is None and known.waited_s > STARTING_S:
-        return Verdict(State.STOPPED, Reason.USER, "stopped before it was started")
+    if (told := _told_to_end(known)) and known.attempt.last_event_s is None and known.waited_s > STARTING_S:
+        return Verdict(State.STOPPED, told[0], "stopped before it was started" if known.stop_was_asked else told[1])
     if known.attempt.last_event_s is not None:
         return _folder_gone(known)
     if known.waited_s <= rules.start_timeout_s:
@@ -228,9 +232,9 @@ def _not_started(known: Known, rules: Rules) -> Verdict | None:
 
 def _folder_gone(known: Known) -> Verdict | None:
     """No process of it is there either."""
-    if known.stop_was_asked:
-        text = "stopped as asked; its folder is gone from the host, and no process of it lives"
-        return Verdict(State.STOPPED, Reason.USER, text, known.attempt.last_event_s)
+    if told := _told_to_end(known):
+        text = f"{told[1]}; its folder is gone from the host, and no process of it lives"
+        return Verdict(State.STOPPED, told[0], text, known.attempt.last_event_s)
     if known.gone_s <= GONE_S:
         return None
     text = f"the run's folder has been gone from the host for {_span(known.gone_s)}, and no process of it lives"
@@ -240,9 +244,9 @@ def _folder_gone(known: Known) -> Verdict | None:
 def _gone(known: Known) -> Verdict:
     """Neither process lives and no exit file was written: the supervisor was killed. The job may have had its say."""
     last_s = known.attempt.last_event_s
-    if known.stop_was_asked:
-        text = "stopped as asked; supervisor and job are gone, no exit file"
-        return Verdict(State.STOPPED, Reason.USER, text, last_s, known.attempt.final_outcome == "failed")
+    if told := _told_to_end(known):
+        text = f"{told[1]}; supervisor and job are gone, no exit file"
+        return Verdict(State.STOPPED, told[0], text, last_s, known.attempt.final_outcome == "failed")
     match known.attempt.final_outcome:
         case "succeeded":
             return Verdict(State.SUCCEEDED, None, "the job's final event; its supervisor was killed before it", last_s)
@@ -253,6 +257,13 @@ def _gone(known: Known) -> Verdict:
             return Verdict(State.STOPPED, f"{Reason.SIGNAL}:15", "the job said it stopped; no exit file", last_s)
     text = "supervisor and job are gone without an exit file: both were killed"
     return Verdict(State.LOST, None, text, last_s, True)
+
+
+def _told_to_end(known: Known) -> tuple[str | None, str] | None:
+    """Reason and words of a stop that came from here; None without one."""
+    if known.stop_was_asked:
+        return Reason.USER, "stopped as asked"
+    return (None, LONELY) if known.is_lonely else None
 
 
 def _span(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ DONE = Verdict(State.SUCCEEDED, None, "exit status 0 and the job's final event",
 STOPPED = Verdict(State.STOPPED, Reason.USER, "stopped as asked", 52.0)
 FAILED = Verdict(State.FAILED, "exit:1", "exit status 1 in the exit file", 50.0, True)
 REBOOTED = Verdict(State.LOST, Reason.REBOOT, "the host was restarted", 40.0)
+LONELY = Verdict(State.STOPPED, None, "stopped because another host's part had ended", 62.0)
+SIGTERM = Verdict(State.STOPPED, "signal:15", "the supervisor was told to stop (SIGTERM)", 49.0)
+OVER = Verdict(State.STOPPED, Reason.MAX_DURATION, "reached its max_duration", 49.0)
+NEVER_BEGAN = Verdict(State.FAILED, Reason.START_TIMEOUT, "no event within 10 min of its start")  # nobody knows when
 
 
 def end(number: int, verdict: Verdict, *, exit_file: dict[str, Any] | None = None, held: str = "") -> End:
@@ -40,24 +45,107 @@ def test_a_run_has_succeeded_when_every_part_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "told", "cause"),
+    ("ends", "told", "cause", "state", "reason"),
     [
-        ([end(0, FAILED), end(1, FAILED)], [ECHO_OF[0]], "b"),  # rank 1 was killed without a word
-        ([end(0, FAILED), end(1, FAILED)], [ECHO_OF[1], said("rank0", "failure", failure="ValueError")], "a"),
-        ([end(0, FAILED), end(1, REBOOTED)], [ECHO_OF[0]], "b"),
-        ([end(0, FAILED), end(1, STOPPED)], [ECHO_OF[0]], "a"),  # a frozen rank, whose host was stopped afterwards
-        ([end(0, STOPPED), end(1, FAILED, exit_file={"reason": "start_failed"})], [], "b"),
-        ([end(0, DONE), end(1, FAILED)], [said("rank1", "failure", failure="OutOfMemoryError")], "b"),
+        ([FAILED, FAILED], [ECHO_OF[0]], "b", State.FAILED, "exit:1"),  # rank 1 was killed without a word
+        ([FAILED, FAILED], [ECHO_OF[1], said("rank0", "failure", failure="ValueError")], "a", State.FAILED, "exit:1"),
+        ([FAILED, REBOOTED], [ECHO_OF[0]], "b", State.LOST, Reason.REBOOT),
+        (
+            [FAILED, LONELY],
+            [ECHO_OF[0]],
+            "a",
+            State.FAILED,
+            "exit:1",
+        ),  # a frozen rank, whose host was stopped afterwards
+        ([FAILED, STOPPED], [ECHO_OF[0]], "a", State.FAILED, "exit:1"),  # by a supervisor that says "user" of it
+        ([DONE, FAILED], [said("rank1", "failure", failure="OutOfMemoryError")], "b", State.FAILED, "exit:1"),
+        ([NEVER_BEGAN, REBOOTED], [], "b", State.LOST, Reason.REBOOT),
+        ([NEVER_BEGAN, LONELY], [], "a", State.FAILED, Reason.START_TIMEOUT),
     ],
-    ids=["killed", "raised", "rebooted", "frozen", "never started", "after the first was done"],
+    ids=["killed", "raised", "rebooted", "frozen", "old", "after the first was done", "a time and none", "never began"],
 )
-def test_the_cause_is_the_part_that_no_other_explains(ends: list[End], told: list[EventRow], cause: str) -> None:
-    verdict, chosen = whole(ends, [*BOTH_BEGAN, *told], stop_was_asked=False)
+def test_the_cause_is_the_part_that_no_other_explains(
+    ends: list[Verdict], told: list[EventRow], cause: str, state: State, reason: str
+) -> None:
+    parts = [end(number, verdict) for number, verdict in enumerate(ends)]
 
-    assert chosen.host == cause
-    assert verdict.state in (State.FAILED, State.LOST)
+    verdict, chosen = whole(parts, [*BOTH_BEGAN, *told], stop_was_asked=False)
+
+    assert (chosen.host, verdict.state, verdict.reason) == (cause, state, reason)
     assert verdict.evidence.startswith(f"host {cause}: ")
-    assert verdict.ended_s == max(each.verdict.ended_s or 0 for each in ends)
+    assert verdict.ended_s == max(each.ended_s or 0 for each in ends)
+
+
+def test_a_part_that_never_started_is_the_cause_of_one_that_was_stopped() -> None:
+    ends = [end(0, STOPPED), end(1, FAILED, exit_file={"reason": "start_failed"})]
+
+    verdict, chosen = whole(ends, BOTH_BEGAN, stop_was_asked=False)
+
+    assert (chosen.host, verdict.state) == ("b", State.FAILED)
+
+
+@pytest.mark.parametrize("first", [SIGTERM, OVER], ids=["signal", "max_duration"])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("left", [LONELY, STOPPED], ids=["marked", "by a supervisor that says user"])
+def test_a_stop_keeps_its_cause_where_the_other_part_was_left_alone(first: Verdict, place: int, left: Verdict) -> None:
+    ends = [end(place, first), end(1 - place, left)]
+
+    verdict, chosen = whole(sorted(ends, key=lambda each: each.number), BOTH_BEGAN, stop_was_asked=False)
+
+    assert (chosen.number, verdict.state, verdict.reason) == (place, State.STOPPED, first.reason)
+
+
+def test_of_stops_by_themselves_the_earlier_is_the_cause_and_a_time_that_nobody_knows_is_late() -> None:
+    ends = [end(0, replace(SIGTERM, ended_s=None)), end(1, replace(SIGTERM, ended_s=60.0)), end(2, OVER)]
+
+    assert whole(ends, BOTH_BEGAN, stop_was_asked=False)[1].host == "c"
+    assert whole(ends[:2], BOTH_BEGAN, stop_was_asked=False)[1].host == "b"
+
+
+def test_a_stop_by_hand_on_a_host_outranks_the_part_that_was_left_alone() -> None:
+    verdict, chosen = whole([end(0, LONELY), end(1, STOPPED)], BOTH_BEGAN, stop_was_asked=False)
+
+    assert (chosen.host, verdict.reason) == ("b", Reason.USER)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("first", "asks", "state", "reason"),
+    [
+        (SIGTERM, False, State.STOPPED, "signal:15"),
+        (OVER, False, State.STOPPED, Reason.MAX_DURATION),
+        (replace(STOPPED, ended_s=49.0), True, State.STOPPED, Reason.USER),
+        (SIGTERM, True, State.STOPPED, "signal:15"),
+        (replace(SIGTERM, ended_s=52.0), False, State.STOPPED, "signal:15"),  # its supervisor speaks after its ranks
+        (replace(SIGTERM, ended_s=50.0 + HEARD_S + 1), False, State.FAILED, "exit:1"),  # it came after the loss
+        (replace(SIGTERM, ended_s=None), False, State.FAILED, "exit:1"),
+        (LONELY, False, State.FAILED, "exit:1"),
+    ],
+    ids=[
+        "signal",
+        "max_duration",
+        "asked",
+        "signal, then asked",
+        "a moment later",
+        "much later",
+        "nobody knows when",
+        "left alone",
+    ],
+)
+def test_an_echo_yields_to_a_part_that_was_stopped_before_it(
+    first: Verdict, asks: bool, state: State, reason: str, place: int
+) -> None:
+    ends = sorted([end(place, first), end(1 - place, FAILED)], key=lambda each: each.number)
+
+    verdict, _ = whole(ends, [*BOTH_BEGAN, ECHO_OF[1 - place]], stop_was_asked=asks)
+
+    assert (verdict.state, verdict.reason) == (state, reason)
+
+
+def test_a_failure_of_its_own_yields_to_no_stop() -> None:
+    told = [*BOTH_BEGAN, said("rank0", "failure", failure="ValueError")]
+
+    assert whole([end(0, FAILED), end(1, SIGTERM)], told, stop_was_asked=False)[1].host == "a"
 
 
 def test_of_two_that_failed_by_themselves_the_earlier_is_the_cause() -> None:

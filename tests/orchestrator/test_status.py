@@ -262,6 +262,35 @@ def test_a_stop_before_the_start_waits_for_a_launch_in_flight() -> None:
     assert judged(nothing, waited_s=61.0, stop_was_asked=True) == (State.STOPPED, "user")
 
 
+@pytest.mark.parametrize(
+    ("evidence", "outcome", "reason"),
+    [
+        (exit_with(1, reason="lonely"), "failed", None),
+        (exit_with(None, 9, reason="lonely"), None, None),
+        (exit_with(0), "stopped", "signal:15"),  # its ranks stopped together, before anybody ended this part
+        (seen(**DEAD), None, None),
+        (seen(**DEAD), "failed", None),
+        (seen(attempt=None), None, None),
+    ],
+)
+def test_a_part_that_is_ended_because_another_has_fallen_is_no_stop_of_the_users(
+    evidence: Evidence, outcome: str | None, reason: str | None
+) -> None:
+    told = Known(RUN, replace(ATTEMPT, final_outcome=outcome), stop_was_asked=False, num_job_events=5, is_lonely=True)
+
+    verdict = judge(evidence, told, Rules())
+
+    assert verdict is not None
+    assert (verdict.state, verdict.reason) == (State.STOPPED, reason)
+    assert "asked" not in verdict.evidence
+    assert ("another host" in verdict.evidence) is (reason is None)
+
+
+def test_a_part_that_is_left_alone_before_it_was_started_is_stopped() -> None:
+    assert judged(seen(attempt=None), waited_s=10.0, is_lonely=True) is None
+    assert judged(seen(attempt=None), waited_s=61.0, is_lonely=True) == (State.STOPPED, None)
+
+
 def test_a_hang_is_said_beside_the_running_state_and_taken_back() -> None:
     def at(quiet_s: float, steps: list[float]) -> tuple[State, str | None] | None:
         attempt = replace(ATTEMPT, last_event_s=HOST_NOW_S, last_job_event_s=HOST_NOW_S - quiet_s)

@@ -34,6 +34,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
         ({"exit_code": None, "signal": None, "reason": "start_failed"}, "failed", None),
         ({"exit_code": 0, "signal": None, "reason": "max_duration"}, "stopped", 0),
         ({"exit_code": None, "signal": 15, "reason": "user"}, "stopped", 143),
+        ({"exit_code": 1, "signal": None, "reason": "lonely"}, "stopped", 1),
     ],
 )
 def test_how_it_ended_is_said_in_one_word(exit_file: dict[str, Any], state: str, code: int | None) -> None:

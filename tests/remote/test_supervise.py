@@ -236,6 +236,25 @@ def test_a_torn_wish_still_stops_with_the_recipes_grace(yard: Yard) -> None:
     assert (ending["signal"], ending["reason"]) == (signal.SIGTERM, "user")
 
 
+@pytest.mark.parametrize("is_told_before", [False, True])
+def test_a_part_that_is_stopped_because_another_has_fallen_says_so_unless_it_was_told_to_stop_before(
+    yard: Yard, is_told_before: bool
+) -> None:
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
+    attempt = yard.start(yard.place(script, grace_s=3600))
+    wait_for(lambda: attempt.stdout_log.read_bytes() == b"1\n")
+    if is_told_before:
+        yard.started[-1].terminate()
+        wait_for(lambda: any("SIGTERM" in event.fields.get("text", "") for event in events(attempt)))
+
+    write_json(attempt.stop_json, {"grace_s": 0.2, "why": "lonely"})
+    ending = yard.end(attempt)
+
+    assert ending["reason"] == ("signal" if is_told_before else "lonely")
+    assert ending["signal"] == signal.SIGKILL  # the shorter grace counts all the same
+    assert ("SIGTERM" in ending["message"]) is is_told_before
+
+
 def test_a_wish_that_was_there_first_starts_nothing(yard: Yard) -> None:
     run = yard.place("print('ran')")
     write_json(run.attempt(1).stop_json, {"grace_s": 1})
