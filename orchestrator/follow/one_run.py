@@ -119,9 +119,7 @@ def _carry_out_stops(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence
         if is_said:  # perhaps by a follower before this one
             desk.wished_up_s.setdefault(what, seen.uptime_s)
         if _is_orphaned(desk, run, seen) or (seen.supervisor_alive and _lies_s(desk, what, seen) > grace_s + LATE_S):
-            python = str((seen.supervisor or {}).get("python") or "python3")
-            name = launch.attempt_name(run.id, run.attempt)
-            launch.reap(shell, Workplace(str(run.workdir), python, ""), names=[name])
+            _reap(shell, run, seen)
         if is_said or (seen.attempt is None and seen.job_alive):  # a folder that is away must not be made anew
             continue
         launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s)
@@ -135,21 +133,31 @@ def _stop_lonely(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence) ->
     other = nodes.fallen(desk.reader, run) if run.more_hosts else None
     what = _lonely(run)
     is_away = seen.attempt is None and seen.job_alive  # its folder, which must not be made anew
+    is_heard = seen.supervisor_alive or not seen.is_claimed  # of one that has not come yet, the wish waits there
     if other is None or seen.exit is not None or what in desk.stops_left or is_away:
         return
     since_s = desk.first_seen_s.setdefault(what, desk.monotonic())
-    if desk.monotonic() - since_s < nodes.patience_s(desk.reader, run, other):
+    if desk.monotonic() - since_s < nodes.patience_s(desk.reader, run, other) or not (is_heard or seen.job_alive):
         return
-    grace_s = min(rules_of(desk, run).grace_s, nodes.LONELY_GRACE_S)
-    if seen.supervisor_alive or not seen.is_claimed:  # of one that has not come yet, it waits there
-        launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s)
-    elif seen.job_alive:
-        python = str((seen.supervisor or {}).get("python") or "python3")
-        name = launch.attempt_name(run.id, run.attempt)
-        launch.reap(shell, Workplace(str(run.workdir), python, ""), names=[name])
+    if not nodes.is_lonely(desk.reader, run):  # before the deed, so that whoever follows next knows whose it was
+        text = f"host {run.host} is stopped: host {other.host} has ended ({other.verdict.evidence})"
+        desk.store.add_event(run.id, "note", text, {nodes.LONELY: run.node})
+    if is_heard:
+        grace_s = min(rules_of(desk, run).grace_s, nodes.LONELY_GRACE_S)
+        why = None if _is_asked_to_stop(desk, run) else nodes.LONELY
+        launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s, why=why)
+    else:
+        _reap(shell, run, seen)
     desk.stops_left.add(what)
-    text = f"host {run.host} is stopped: host {other.host} has ended ({other.verdict.evidence})"
-    desk.store.add_event(run.id, "note", text)
+
+
+def _reap(shell: StreamShell, run: RunRow, seen: Evidence) -> None:
+    python = str((seen.supervisor or {}).get("python") or "python3")
+    launch.reap(shell, Workplace(str(run.workdir), python, ""), names=[launch.attempt_name(run.id, run.attempt)])
+
+
+def _is_asked_to_stop(desk: Desk, run: RunRow) -> bool:
+    return any(wish.kind == "stop" for wish in desk.reader.intents(run.id))
 
 
 def _lonely(run: RunRow) -> str:
@@ -251,8 +259,8 @@ def _judge(desk: Desk, run: RunRow, seen: Evidence) -> Verdict | None:
     known = Known(
         run=desk.reader.run(run.id),
         attempt=attempt,
-        stop_was_asked=_lonely(run) in desk.stops_left
-        or any(wish.kind == "stop" for wish in desk.reader.intents(run.id)),
+        stop_was_asked=_is_asked_to_stop(desk, run),
+        is_lonely=bool(run.more_hosts) and nodes.is_lonely(desk.reader, run),
         num_job_events=sum(
             row.last_seq for row in streams if row.attempt == run.attempt and not is_supervisor(row.writer)
         ),
