@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from remote.drafter import self_check, workbench
+from remote.drafter import loss_fused, self_check, workbench
 from remote.drafter.attention import Backend
+from remote.drafter.kernels import adamw, attention, body, launch
+from remote.drafter.kernels.adamw import Stored
+from remote.drafter.keys import KeyValues
 from remote.drafter.model import DFlashDrafter, DraftCache
 from remote.drafter.self_check import Trial, Verdict
 from remote.drafter.workbench import Checks
 from remote.report import UserFault
+from remote.spec import DFlashSpec
 from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
 from tests.remote.packed import relative_error
 from tests.remote.specs import tiny_spec
@@ -100,6 +106,198 @@ def test_a_nan_fails_and_an_exception_fails_with_its_text() -> None:
     assert not nan.is_passed
     assert not broken.is_passed
     assert broken.reason.startswith("their check failed here: RuntimeError: ")
+
+
+def test_each_result_is_judged_by_itself() -> None:
+    """A plain path that is far off in one of them grants nothing to the others, and not everything to that one."""
+
+    def off(*shares: float) -> Callable[[Tensor], list[Tensor]]:
+        return lambda x: [(x * x) * (1 + share) if x.dtype != torch.float64 else x * x for share in shares]
+
+    def judged(ours: Sequence[float], plain: Sequence[float]) -> bool:
+        tried = trial(off(*ours))._replace(plain=off(*plain), has_gradients=False)
+        return self_check.judge([tried], CPU, torch.float32).is_passed
+
+    assert judged((0.02, 0.0), (0.01, 0.0))
+    assert not judged((0.0, 0.02), (0.01, 0.0))
+    assert not judged((1.1, 0.0), (0.5, 0.0))
+
+
+# ---- Kernels that are wrong. Without Triton ours compute by the plain formulas: what is broken here is the only error.
+
+
+@pytest.fixture
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_installed", False)
+
+
+def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Its value, 5 % too large."""
+
+    def broken(*arguments: Any, **named: Any) -> Any:
+        found = function(*arguments, **named)
+        return tuple(1.05 * each for each in found) if isinstance(found, tuple) else 1.05 * found
+
+    return broken
+
+
+def without_gradient(place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Its value, and no gradient for the argument at that place."""
+
+    def breaks(function: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(*arguments: Any) -> Any:
+            given = list(arguments)
+            given[place] = given[place].detach() + 0.0 * given[place]
+            return function(*given)
+
+        return broken
+
+    return breaks
+
+
+def attending(breaks: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the function that a plan of attention gives; gradients are those of query, context keys, ... own values."""
+
+    def breaks_plan(plan: Callable[..., Any]) -> Callable[..., Any]:
+        def broken_plan(*arguments: Any) -> Any:
+            right = plan(*arguments)
+            attend = breaks(lambda query, *keys: right(query, KeyValues(*keys)))
+            return lambda query, keys: attend(query, *keys)
+
+        return broken_plan
+
+    return breaks_plan
+
+
+def chunked(**wrong: float) -> Callable[..., Any]:
+    """A chunk of the loss with a gradient that is too large by so much."""
+
+    def breaks(gradient: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(*arguments: Any, out_MV: Tensor | None, **named: Any) -> Any:
+            found = gradient(*arguments, out_MV=out_MV, **named)
+            if out_MV is not None:
+                out_MV.mul_(wrong.get("gradient", 1.0))
+            return found if found is None else found * wrong.get("value", 1.0)
+
+        return broken
+
+    return breaks
+
+
+def stepping(after: Callable[[Stored], object], **named_wrong: Any) -> Callable[..., Any]:
+    """An update that is right but for what is done afterwards, or for what it was told."""
+
+    def breaks(step: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(grad: Tensor, stored: Stored, rates: Any, **named: Any) -> None:
+            step(grad, stored, rates, **(named | named_wrong))
+            after(stored)
+
+        return broken
+
+    return breaks
+
+
+def stale(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An update that writes the master alone."""
+
+    def broken(grad: Tensor, stored: Stored, rates: Any, **named: Any) -> None:
+        before = stored.weight.clone()
+        step(grad, stored, rates, **named)
+        if stored.master is not None:
+            stored.weight.copy_(before)
+
+    return broken
+
+
+def of_the_weight(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An update that takes the weight for the master."""
+
+    def broken(grad: Tensor, stored: Stored, rates: Any, **named: Any) -> None:
+        if stored.master is not None:
+            stored.master.copy_(stored.weight)
+        step(grad, stored, rates, **named)
+
+    return broken
+
+
+def blind(step: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda grad, *arguments, **named: step(torch.zeros_like(grad), *arguments, **named)
+
+
+UPDATES = {
+    "master": stepping(lambda stored: stored.moved.add_(0.05)),
+    "weight": stepping(lambda stored: stored.weight.mul_(1.1)),
+    "exp_avg": stepping(lambda stored: stored.exp_avg.mul_(-5)),
+    "exp_avg_sq": stepping(lambda stored: stored.exp_avg_sq.fill_(7)),
+    "nan": stepping(lambda stored: stored.exp_avg_sq.fill_(torch.nan)),
+    "gradient": blind,
+    "divisor": stepping(lambda stored: None, divisor=None),
+}
+MASTERED = {"weight not written": stale, "weight for master": of_the_weight}
+BROKEN = [
+    *((attention, "plan", attending(breaks)) for breaks in (scaled, *map(without_gradient, range(5)))),
+    *((body, name, breaks) for name in ("rms_norm", "head_norm_rotate") for breaks in (scaled, *map(without_gradient, range(2)))),
+    *((body, "norm_linears", breaks) for breaks in (scaled, *map(without_gradient, (0, 1, 3, 4)))),
+    *((body, "norm_mlp", breaks) for breaks in (scaled, *map(without_gradient, (0, 1, 3, 4, 5)))),
+    *((loss_fused, "cross_entropy_gradient", chunked(**{what: 1.3})) for what in ("value", "gradient")),
+    (loss_fused, "entropy_gradient", chunked(gradient=3.0)),
+    *((adamw, "adamw_step", breaks) for breaks in UPDATES.values()),
+    (adamw, "global_norm", scaled),
+]  # fmt: skip
+
+
+def trials_of(spec: DFlashSpec, dtype: torch.dtype) -> chain[Trial]:
+    return chain(self_check.attention_trials(spec, CPU, dtype), self_check.kernel_trials(spec, CPU, dtype))
+
+
+def break_it(monkeypatch: pytest.MonkeyPatch, room: Any, name: str, breaks: Callable[..., Any]) -> None:
+    if room is body:
+        monkeypatch.setattr(body, "FUSED", body.FUSED._replace(**{name: breaks(getattr(body.FUSED, name))}))
+    else:
+        monkeypatch.setattr(room, name, breaks(getattr(room, name)))
+
+
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize(("room", "name", "breaks"), BROKEN, ids=[f"{name}-{i}" for i, (_, name, _) in enumerate(BROKEN)])  # fmt: skip
+def test_a_broken_kernel_of_any_kind_is_refused(monkeypatch: pytest.MonkeyPatch, room, name: str, breaks) -> None:
+    assert self_check.judge(trials_of(SPEC, torch.float32), CPU, torch.float32).is_passed
+
+    break_it(monkeypatch, room, name, breaks)
+
+    refused = self_check.judge(trials_of(SPEC, torch.float32), CPU, torch.float32)
+    assert not refused.is_passed
+    assert "is allowed" in refused.reason, "it computed, and wrongly"
+
+
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize("optim", [{}, {"moment_dtype": "bfloat16"}, {"master_dtype": "none"}, {"clip_norm": 0.0}])
+def test_an_update_is_checked_with_what_the_recipe_keeps(monkeypatch: pytest.MonkeyPatch, optim) -> None:
+    """In bfloat16, where a master may be."""
+    seen: list[tuple[Stored, Tensor | None]] = []
+
+    def watched(step: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(grad: Tensor, stored: Stored, rates: Any, *, divisor: Tensor | None, is_closed: Tensor) -> None:
+            seen.append((stored, divisor))
+            step(grad, stored, rates, divisor=divisor, is_closed=is_closed)
+
+        return broken
+
+    def update() -> list[Trial]:
+        return [*self_check.kernel_trials(tiny_spec(optim=optim), CPU, torch.bfloat16)][-1:]
+
+    with monkeypatch.context() as patch:
+        break_it(patch, adamw, "adamw_step", watched)
+        assert self_check.judge(update(), CPU, torch.bfloat16).is_passed
+    ((stored, divisor),) = seen
+    assert (stored.master is None) is ("master_dtype" in optim)
+    assert stored.exp_avg.dtype == stored.exp_avg_sq.dtype == (torch.bfloat16 if "moment_dtype" in optim else torch.float32)  # fmt: skip
+    assert (divisor is None) is ("clip_norm" in optim)
+    for kind, breaks in (UPDATES | (MASTERED if stored.master is not None else {})).items():
+        if kind == "divisor" and divisor is None:
+            continue  # there is none to forget
+        with monkeypatch.context() as patch:
+            break_it(patch, adamw, "adamw_step", breaks)
+            assert not self_check.judge(update(), CPU, torch.bfloat16).is_passed, kind
 
 
 @pytest.mark.slow  # the interpreter takes seconds
