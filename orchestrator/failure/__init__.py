@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.failure import xid
 from orchestrator.failure.card import fault_of_card
 from orchestrator.failure.cause import Scene, cause_of
+from orchestrator.failure.job_facts import checked, whole
 from orchestrator.failure.last_words import last_words
 from orchestrator.failure.texts import (
     CGROUP_LIMIT,
@@ -129,9 +130,8 @@ def _from_event(told: Told) -> Failure:
     found = meaning(raised.kind, raised.text)
     if found.kind == EXCEPTION:
         found = meaning(kind, message)
-    given, frame = fields.get("facts"), innermost_frame(text)
-    facts = {**found.facts, **frame, **(given if isinstance(given, Mapping) else {})}
-    stage, step = fields.get("stage"), fields.get("step")
+    facts = {**found.facts, **innermost_frame(text), **checked(fields.get("facts"))}
+    stage, step = fields.get("stage"), whole(fields.get("step"))
     found = _with_cause(replace(found, facts=facts), text, stage=stage, step=step)
     return Failure(
         kind=found.kind,
@@ -141,14 +141,14 @@ def _from_event(told: Told) -> Failure:
         facts=found.facts,
         traceback=text,
         stage=None if stage is None else str(stage),
-        step=step if isinstance(step, int) else None,
+        step=step,
         at_s=told.at_s,
         is_certain=found.is_certain,
         is_echo=found.is_echo,
     )
 
 
-def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: Any = None) -> Meaning:
+def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: int | None = None) -> Meaning:
     """Of the card's memory alone: what filled it, where evidence says so, and what to change."""
     if found.kind != Reason.GPU_OOM:
         return found
@@ -156,7 +156,7 @@ def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: Any 
         found.facts,
         traceback,
         stage=stage if isinstance(stage, str) else None,
-        step=step if isinstance(step, int) else None,
+        step=step,
     )
     cause = cause_of(scene)
     if cause is None:

@@ -50,7 +50,7 @@ class Cause:
 class Scene:
     """What the detectors look at."""
 
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # of the error's text, and of the job's as `job_facts.checked` has them
     traceback: str = ""
     stage: str | None = None
     step: int | None = None

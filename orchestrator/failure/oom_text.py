@@ -31,7 +31,9 @@ _UNIT_BYTES = {
     "gb": 1000**3,
 }
 
-_SIZE = r"(\d[\d,]*(?:\.\d+)?)\s*(bytes?|[KMGT]iB|[KMG]B|B)\b"
+# No number of a card or a host has more digits than these: a longer one is no number here, and left out.
+_WHOLE = r"\d{1,18}(?!\d)"
+_SIZE = r"((?<!\d)\d[\d,]{0,23}(?:\.\d{1,12})?)(?![\d.,])\s*(bytes?|[KMGT]iB|[KMG]B|B)\b"
 
 # fact -> pattern around one size; the first that matches counts
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -57,12 +59,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )
 _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
 
-_GPU = re.compile(r"\bGPU (\d+)(?:;| has a total)")
-_PROCESS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
-_KERNEL = re.compile(
-    r"Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)(?:.*?total-vm:(?P<vm>\d+)kB)?(?:.*?anon-rss:(?P<rss>\d+)kB)?"
-)
-_SHARED_MEMORY = re.compile(r"Required: (\d+), Hardware limit: (\d+)")
+_GPU = re.compile(rf"\bGPU ({_WHOLE})(?:;| has a total)")
+_PROCESS = re.compile(rf"Process ({_WHOLE}) has {_SIZE} memory in use")
+_KERNEL = re.compile(rf"Kill(?:ed)? process (?P<pid>{_WHOLE}) \((?P<name>[^)]*)\)(?:.*?anon-rss:(?P<rss>{_WHOLE})kB)?")
+_SHARED_MEMORY = re.compile(rf"Required: ({_WHOLE}), Hardware limit: ({_WHOLE})")
 
 
 def size_bytes(number: str, unit: str) -> int:

@@ -20,7 +20,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(?P<message>.*))?$")
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d|\[?\d\d:\d\d:\d\d|(DEBUG|INFO|WARNING|ERROR)\b|\[\d{4}-)")
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>.+)$')
 _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python3|<frozen|<string>)")
 
 # Lines by which the system itself speaks, outside of any traceback; each must stand at the start of its line.

@@ -12,7 +12,7 @@ from typing import Any
 
 from remote.aftermath import is_of
 
-_LINE = re.compile(r"Xid \((?:PCI:)?(?P<pci>[^)]*)\): (?P<xid>\d+)")
+_LINE = re.compile(r"Xid \((?:PCI:)?(?P<pci>[^)]*)\): (?P<xid>\d{1,9})(?!\d)")
 
 # "Restart the application": it did what no program may (13 and 31 are an illegal address), or one channel of an engine
 # was ended. 43 and 45 are the driver cleaning up after that. 94 is an ECC error contained to the process it hit, which

@@ -6,12 +6,15 @@ Of a run over several hosts each host's part ends by itself, and the run with th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.errors import StoreError
 from orchestrator.failure import UNEXPLAINED, Failure, Findings, Told, causes
 from orchestrator.follow import nodes
+from orchestrator.follow.complaints import Complaints
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.status import Rules, Verdict, still_held
 from orchestrator.follow.streams import AttemptPlace, torn_bytes, unread_names
@@ -58,16 +61,13 @@ def conclude_all(desk: Desk, run: RunRow) -> None:
 
 
 def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *, may_retry: bool = False) -> None:
-    """The last word on the attempt, unless it had ended already or a newer one was made meanwhile."""
-    failures = causes(_findings(desk, run, seen.exit)) if verdict.needs_cause else []
-    if verdict.state is State.STOPPED:  # an exit status that nothing explains is no news of what was told to end
-        failures = [item for item in failures if item.kind != UNEXPLAINED]
+    """The last word on the attempt, unless it had ended already or a newer one was made meanwhile.
+
+    Only a store that cannot be written holds it back: a run without its cause has ended all the same.
+    """
+    first = _explained(desk, run, seen, is_stop=verdict.state is State.STOPPED) if verdict.needs_cause else None
     reason, evidence = verdict.reason, verdict.evidence
-    if failures:
-        desk.store.replace_failures(
-            run.id, run.attempt, [_failure_row(run, item, i) for i, item in enumerate(failures)]
-        )
-        first = failures[0]
+    if first is not None:
         if first.reason is not None and verdict.state is not State.STOPPED:
             reason = first.reason
         evidence = f"{evidence}; {redact(first.message)}"
@@ -85,6 +85,28 @@ def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *,
     )
     if has_ended:
         _say_torn(desk, run, seen)
+
+
+def _explained(desk: Desk, run: RunRow, seen: Evidence, *, is_stop: bool) -> Failure | None:
+    """Keeps why it ended so; the first cause. A job wrote that evidence: a fault over it is told, and stands for the cause."""
+    try:
+        failures = causes(_findings(desk, run, seen.exit))
+        return _kept(desk, run, failures, is_stop=is_stop)
+    except (StoreError, sqlite3.Error):  # the verdict wants the store as well: both at the next look
+        raise
+    except Exception as error:  # noqa: BLE001  nobody foresaw it, and the verdict stands without
+        Complaints().add(desk, run.id, error)
+        message = f"the cause could not be told: {type(error).__name__}: {error}".splitlines()[0]
+        hint = "a fault of draftyard's own: its traceback is among the run's events; the log holds what the job said"
+        return _kept(desk, run, [Failure(UNEXPLAINED, message, hint, "follower")], is_stop=is_stop)
+
+
+def _kept(desk: Desk, run: RunRow, failures: Sequence[Failure], *, is_stop: bool) -> Failure | None:
+    """The first of those that are kept. What nothing explains is no news of a run that was told to end."""
+    kept = [item for item in failures if not (is_stop and item.kind == UNEXPLAINED)]
+    if kept:
+        desk.store.replace_failures(run.id, run.attempt, [_failure_row(run, item, i) for i, item in enumerate(kept)])
+    return kept[0] if kept else None
 
 
 def _say_torn(desk: Desk, run: RunRow, seen: Evidence) -> None:
