@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, to plain numbers.
+"""Durations and sizes as people write them, to plain numbers; counts, and the units of metrics, as they are told.
 
 Durations: `90`, `90s`, `2h30m`, `1d`, `500ms`. Sizes: `95GiB` (powers of 1024) and `95GB` (powers
 of 1000) are different; a bare `2G` is refused because it could be either.
@@ -107,3 +107,24 @@ def format_duration(seconds: float) -> str:
         if count or parts:
             parts.append((count, unit))
     return "".join(f"{count}{unit}" for count, unit in parts[:2] if count)
+
+
+def unit_of(metric: str, *, is_ours: bool) -> str:
+    """The unit that a metric's name tells; empty where it has none.
+
+    `is_ours`: whether the bundled trainer reported it. What the loss of somebody's own script is in, nobody has told.
+    """
+    for ending, unit in (("bytes_per_s", "bytes/s"), ("tokens_per_s", "tokens/s"), ("_per_s", "a second")):
+        if metric.endswith(ending):
+            return unit
+    if metric.endswith("_s"):
+        return "s"
+    if metric.endswith("_bytes"):
+        return "bytes"
+    if not is_ours:
+        return ""
+    if metric.startswith(("loss", "entropy")):
+        return "nats"
+    if metric.startswith(("streak", "acceptance_length", "tree_tau")):
+        return "tokens"
+    return "batches" if metric.startswith("queue_") else ""

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from orchestrator.actions.history import in_reading_order, spec_differences
 from orchestrator.store.rows import SeriesRow
-from orchestrator.units import counted
+from orchestrator.units import counted, unit_of
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RunDetail
 from tui.facts import fact_text
@@ -21,7 +21,7 @@ from tui.pieces import BLANK, Line, Piece, beside, heading, wrapped
 from tui.sheet import Sheet
 from tui.snapshot import Ask, CurvesAsk, Snapshot
 from tui.theme import MARKS, SERIES
-from tui.wording import fit, state_letter, state_word, unit_of, value
+from tui.wording import fit, state_letter, state_word, value
 from tui.worth import UNIT, worth_rows
 
 METRICS = ("loss", "accuracy", "streak", "block_tokens_per_s")

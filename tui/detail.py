@@ -35,12 +35,11 @@ from orchestrator.store.rows import (
     SeriesRow,
     card_of,
 )
-from orchestrator.units import is_measurable
+from orchestrator.units import is_measurable, unit_of
 from tui.answers import NO_ANSWERS, Answers
 from tui.curve import Sample
 from tui.pace import NO_PACE, Pace, StepTimes, mean_of, pace_by_clock, pace_of
 from tui.ranks import Rank, ranks_of
-from tui.wording import unit_of
 
 if TYPE_CHECKING:
     from tui.snapshot import CurvesAsk

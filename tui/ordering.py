@@ -15,6 +15,7 @@ from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError, GateRefused, RunNotFound
 from orchestrator.lazy import loaded
 from orchestrator.store.rows import Document
+from orchestrator.units import counted
 from tui.wording import gib
 
 # What an action may answer instead: a refusal, a database that is busy, a fault of this machine.
@@ -122,7 +123,7 @@ def planned(places: Places, wish: Wish) -> Planned:
 def advised(made: Any) -> Planned:
     """A plan of `actions.plans` with what it advises, as plain values."""
     most = made.largest
-    largest = "" if most is None else f"{most.max_anchors:,} anchors × block {most.block_size}"
+    largest = "" if most is None else f"{counted(most.max_anchors, 'anchor')} × block {most.block_size}"
     changes = tuple(
         Change(
             item.name,

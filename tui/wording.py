@@ -221,24 +221,3 @@ def seconds(number: float) -> str:
 
 def stage_word(stage: str) -> str:
     return stage.replace("_", " ")
-
-
-def unit_of(metric: str, *, is_ours: bool) -> str:
-    """The unit that a metric's name tells; empty where it has none.
-
-    `is_ours`: whether the bundled trainer reported it. What the loss of somebody's own script is in, nobody has told.
-    """
-    for ending, unit in (("bytes_per_s", "bytes/s"), ("tokens_per_s", "tokens/s"), ("_per_s", "a second")):
-        if metric.endswith(ending):
-            return unit
-    if metric.endswith("_s"):
-        return "s"
-    if metric.endswith("_bytes"):
-        return "bytes"
-    if not is_ours:
-        return ""
-    if metric.startswith(("loss", "entropy")):
-        return "nats"
-    if metric.startswith(("streak", "acceptance_length", "tree_tau")):
-        return "tokens"
-    return "batches" if metric.startswith("queue_") else ""

@@ -5,6 +5,7 @@ How it looks is in `chart`. Loads the drawing library only when a picture is mad
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from orchestrator.actions.places import Places
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.nearest import listed, nearest
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import RunRow
-from remote.wire import METRIC_UNITS
+from orchestrator.store.rows import Document, RunRow
+from orchestrator.units import unit_of
 
 FORMATS = (".png", ".svg")
 NUM_BUCKETS = 600  # about two pixels each
@@ -53,14 +54,22 @@ def gather(places: Places, words: Sequence[str]) -> list[Panel]:
     """The curves that the words name: runs first, then metrics (default: loss)."""
     with open_reader(places) as reader:
         runs, metrics = _runs_and_metrics(reader, words)
+        are_ours = all(_is_ours(reader, run) for run in runs)
         panels = [
-            Panel(name, METRIC_UNITS.get(name, ""), [curve for run in runs for curve in _curves(reader, run, name)])
+            Panel(
+                name, unit_of(name, is_ours=are_ours), [curve for run in runs for curve in _curves(reader, run, name)]
+            )
             for name in metrics
         ]
     empty = [panel.metric for panel in panels if not panel.curves]
     if empty:
         raise UsageError(_unknown(empty[0], runs, _known(places, runs)))
     return panels
+
+
+def _is_ours(reader: Reader, run: RunRow) -> bool:
+    """Whether the bundled trainer ran: what the loss of somebody's own script is in, nobody has told."""
+    return bool(json.loads(reader.document(run.id, Document.SPEC) or "{}").get("entry") == "dflash")
 
 
 def _runs_and_metrics(reader: Reader, words: Sequence[str]) -> tuple[list[RunRow], list[str]]:

@@ -10,6 +10,7 @@ import click
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, plan_body
 from orchestrator.actions.step_time import time_sentence, time_text
+from orchestrator.units import counted
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table
 from orchestrator.verbs.words import gib, number
 
@@ -125,7 +126,7 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
         items.append(
             (
                 "largest",
-                f"{largest.max_anchors:,} anchors x block {largest.block_size} = {largest.block_tokens:,} block tokens fit",
+                f"{counted(largest.max_anchors, 'anchor')} x block {largest.block_size} = {largest.block_tokens:,} block tokens fit",
             )
         )
     work = made.work

@@ -141,9 +141,10 @@ def _changes(spec: DFlashSpec, today: Plan) -> Iterator[_Change]:
             "no fp32 masters", {"optim": {"master_dtype": "none"}}, False, "norm weights at 1.0 may never move"
         )
     if spec.data.max_anchors > 1:
+        half = spec.data.max_anchors // 2
         yield _Change(
-            f"{spec.data.max_anchors // 2:,} anchors",
-            {"data": {"max_anchors": spec.data.max_anchors // 2}},
+            f"{half:,} anchor{'s' if half > 1 else ''}",
+            {"data": {"max_anchors": half}},
             False,
             "less training signal a row",
         )

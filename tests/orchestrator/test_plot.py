@@ -19,7 +19,7 @@ from orchestrator import cli
 from orchestrator.actions import chart, plots
 from orchestrator.actions.places import Places, find_places
 from orchestrator.errors import RunNotFound, UsageError
-from orchestrator.store.rows import State
+from orchestrator.store.rows import Document, State
 from orchestrator.store.writes import Store
 from tests.orchestrator.runs import batch, event, new_run
 
@@ -33,9 +33,9 @@ def places(tmp_path: Path) -> Places:
     return find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
 
 
-def _record(places: Places, run_id: str, **metrics: list[float]) -> None:
+def _record(places: Places, run_id: str, *, entry: str = "dflash", **metrics: list[float]) -> None:
     with Store(places.db) as store:
-        store.create_run(new_run(run_id))
+        store.create_run(new_run(run_id, documents={Document.SPEC: json.dumps({"entry": entry})}))
         store.new_attempt(run_id)
         length = max(map(len, metrics.values()))
         told = [
@@ -74,6 +74,17 @@ def test_an_svg_names_runs_metric_and_unit_as_text(places: Places, tmp_path: Pat
     told = _texts(done.file)
     for words in (FIRST, SECOND, "loss (nats)", "block_tokens_per_s (tokens/s)", "step", "2 runs of smollm2"):
         assert words in told
+
+
+def test_what_the_loss_of_a_script_of_ones_own_is_in_is_not_said(places: Places) -> None:
+    _record(places, FIRST, loss=[3.0, 2.0], step_s=[1.0, 1.0])
+    _record(places, SECOND, entry="script", loss=[3.0, 2.0], step_s=[1.0, 1.0])
+
+    told = [[panel.unit for panel in plots.gather(places, [run, "loss", "step_s"])] for run in (FIRST, SECOND)]
+    beside = [panel.unit for panel in plots.gather(places, [FIRST, SECOND, "loss"])]
+
+    assert told == [["nats", "s"], ["", "s"]]
+    assert beside == [""]
 
 
 def test_the_same_curves_make_the_same_file(places: Places, tmp_path: Path) -> None:

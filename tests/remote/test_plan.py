@@ -267,6 +267,13 @@ def test_a_switch_lowers_the_peak_it_claims_to_lower_and_can_be_typed() -> None:
     assert checkpointing.keeps_result
 
 
+def test_half_of_two_anchors_is_told_as_one() -> None:
+    told = {switch.name for most in (2, 4) for switch in switches(large(data={"max_anchors": most}))}
+
+    assert {"1 anchor", "2 anchors"} <= told
+    assert "1 anchors" not in told
+
+
 def test_the_nearest_changes_fit() -> None:
     for capacity in (60 * GIB, 45 * GIB, 36 * GIB, 24 * GIB):
         found = nearest_fits(LARGE, capacity_bytes=capacity)

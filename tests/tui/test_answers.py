@@ -14,6 +14,7 @@ from orchestrator.actions.plans import plan_body, plan_memory
 from orchestrator.actions.recipes import identity, load
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, FailureRow, RunRow, State
+from orchestrator.verbs.plan_page import plan_page
 from remote.spec import dump
 from tests.tui.world import GIB, NOW_S, Writer, Yard, steps
 from tests.tui.yard import OOM
@@ -21,6 +22,7 @@ from tui.answers import Answers, answers_of
 from tui.detail import RunDetail, read_detail
 from tui.editor import recipe_of
 from tui.failure import failure_lines
+from tui.ordering import advised
 from tui.pieces import text_of, width_of
 from tui.snapshot import Ask, CurvesAsk, Room
 from tui.spec import spec_lines
@@ -258,6 +260,15 @@ def test_no_line_of_the_spec_is_wider_than_its_pane(places: Places, width: int) 
     launched(places, "orig2345", "qwen3.6-27b", "ddtree", capacity_gib=95, overrides=OVERRIDES)
 
     assert max(width_of(line) for line in spec_lines(told(places, "orig2345")[0], width)) <= width
+
+
+def test_one_anchor_is_counted_as_one(places: Places) -> None:
+    made = plan_memory(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=95 * GIB)
+    assert made.largest is not None
+    one = dataclasses.replace(made, largest=dataclasses.replace(made.largest, max_anchors=1))
+
+    assert advised(one).largest == "1 anchor × block 32"
+    assert any("1 anchor x block 32" in line for line in plan_page(one, width=None))
 
 
 def test_a_run_that_ran_out_of_memory_says_what_would_fit(places: Places) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from orchestrator.store.rows import State
+from orchestrator.units import unit_of
 from remote.wire import METRIC_UNITS
 from tui.wording import (
     STATES,
@@ -21,7 +22,6 @@ from tui.wording import (
     short_count,
     sized,
     state_letter,
-    unit_of,
     value,
 )
 
