@@ -18,6 +18,7 @@ from typing import Any
 
 MOST_FRAMES = 30  # in the summary file; a failure itself names the first few
 NO_STACK = "(no Python stack: a backward pass in autograd's own thread, or before recording began)"
+NOT_RECORDED = "(no Python stack: made before recording began, or after it had ended)"
 REPEATED = 3  # blocks of one size from one stack: from here on a loop has kept them
 _MAX_SOURCE_BYTES = 2 * 1024**2
 _LIBRARY = re.compile(r"site-packages|dist-packages|lib/python3|<frozen|<string>|\?\?")

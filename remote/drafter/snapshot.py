@@ -13,12 +13,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from remote.drafter.held import NO_STACK, is_library, summarise
+from remote.drafter.held import NO_STACK, NOT_RECORDED, is_library, summarise
 from remote.drafter.measure import memory_facts
 from remote.report import Reporter
 from remote.rundir import write_json, write_whole
@@ -27,6 +28,7 @@ from remote.rundir import write_json, write_whole
 # ("state" takes as many as "alloc", and forgets those that a viewer shows), none at a free ("all"), and none of C++.
 RECORDING: dict[str, Any] = {"context": "alloc", "stacks": "python"}
 UNRECORDED = "who made them was not recorded: train.record_allocations=true records every step, as smoke rungs do"
+ENDED = "who made the rest was not recorded, which ended after the first steps: train.record_allocations=true records every step"
 MAX_ENTRIES = 20_000  # allocations and frees in the ring; a step of the bundled trainer has some thousands
 LIMIT_BYTES = 64 * 1024**2  # past some 500 MB the viewer opens nothing (pytorch #129674); this one is quick to fetch
 NAMED_FRAMES = 5
@@ -34,6 +36,16 @@ OWN_FRAMES, MOST_TENSORS = 3, 12  # of a traceback, innermost; tensors named wit
 _REFUSALS = (RuntimeError, AttributeError, TypeError, ValueError, KeyError, MemoryError, OSError)
 
 Take = Callable[[], dict[str, Any]]
+
+
+@dataclass
+class _Recording:
+    """Torch records for the whole process, and a snapshot does not say that it has ended: old blocks keep their stacks."""
+
+    has_ended: bool = False
+
+
+_RECORDING = _Recording()
 
 
 def record_allocations(device: torch.device) -> str | None:
@@ -44,6 +56,7 @@ def record_allocations(device: torch.device) -> str | None:
         torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, **RECORDING)
     except _REFUSALS as error:
         return f"no stacks in memory snapshots: {_line(error)}"
+    _RECORDING.has_ended = False
     return None
 
 
@@ -51,6 +64,7 @@ def stop_recording(device: torch.device) -> None:
     """Records nothing more from here on."""
     if device.type == "cuda":
         torch.cuda.memory._record_memory_history(enabled=None)
+        _RECORDING.has_ended = True
 
 
 def snapshot_facts(
@@ -61,7 +75,7 @@ def snapshot_facts(
     memory_snapshot       the file's name in `folder`, or null and then memory_snapshot_why
     memory_held           the frames that held most, {frame, bytes, num_blocks}; all in the .json beside it
     memory_kept           what loops, the optimizer and the backward keep; see `held.summarise`
-    memory_unrecorded     instead of both, where nothing was recorded: how to have it
+    memory_unrecorded     instead of both where nothing was recorded, beside them where recording had ended: how to have it
     tensors               shapes at hand where the error was raised
     expandable_segments   whether the allocator could grow its segments
     """
@@ -70,7 +84,7 @@ def snapshot_facts(
     facts: dict[str, Any] = {"tensors": tensors_at(error)}
     try:
         snapshot = (take or torch.cuda.memory._snapshot)()
-        summary = summarise(snapshot)
+        summary = _without_backward(summarise(snapshot)) if _RECORDING.has_ended else summarise(snapshot)
         facts |= _who(summary) | {
             "memory_held_bytes": summary["held_bytes"],
             "expandable_segments": snapshot.get("allocator_settings", {}).get("expandable_segments"),
@@ -81,11 +95,23 @@ def snapshot_facts(
 
 
 def _who(summary: dict[str, Any]) -> dict[str, Any]:
-    """Blocks without a stack say that of a backward pass, unless nothing was recorded at all."""
-    is_recorded = summary["num_entries"] > 0 or any(item["frame"] != NO_STACK for item in summary["held"])
-    if not is_recorded:
+    """Blocks without a stack say that of a backward pass, unless nothing was recorded when they were made."""
+    stacks = [item for item in summary["held"] if item["frame"] not in (NO_STACK, NOT_RECORDED)]
+    if not stacks and (summary["num_entries"] == 0 or _RECORDING.has_ended):
         return {"memory_held": [], "memory_kept": {}, "memory_unrecorded": UNRECORDED}
+    if _RECORDING.has_ended:
+        return {"memory_held": stacks[:NAMED_FRAMES], "memory_kept": summary["kept"], "memory_unrecorded": ENDED}
     return {"memory_held": summary["held"][:NAMED_FRAMES], "memory_kept": summary["kept"]}
+
+
+def _without_backward(summary: dict[str, Any]) -> dict[str, Any]:
+    """The same where recording had ended: a block without a stack is then as good as any, and says nothing of a backward."""
+    held = [{**item, "frame": NOT_RECORDED} if item["frame"] == NO_STACK else item for item in summary["held"]]
+    return {
+        **summary,
+        "held": held,
+        "kept": {kind: kept for kind, kept in summary["kept"].items() if kind != "backward"},
+    }
 
 
 def _kept_file(snapshot: dict[str, Any], summary: dict[str, Any], folder: Path | None, name: str) -> dict[str, Any]:

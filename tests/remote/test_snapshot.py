@@ -43,6 +43,12 @@ LOSS = {"filename": "/w/tree/remote/drafter/loss.py", "line": 70, "name": "draft
 MODEL = {"filename": "/w/tree/remote/drafter/model.py", "line": 12, "name": "forward"}
 
 
+@pytest.fixture(autouse=True)
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that ends it ends it for no other one."""
+    monkeypatch.setattr(snapshot, "_RECORDING", snapshot._Recording())
+
+
 def block(size: int, *frames: dict[str, Any], state: str = "active_allocated") -> dict[str, Any]:
     return {"address": 0, "size": size, "requested_size": size, "state": state, "frames": list(frames)}
 
@@ -200,6 +206,39 @@ def test_where_nothing_was_recorded_the_failure_says_how_to_have_it_and_blames_n
     assert "train.record_allocations=true" in facts["memory_unrecorded"]
     assert facts["memory_held_bytes"] == 17 * MIB
     assert held_rows(facts) == [("held", facts["memory_unrecorded"])]
+
+
+def test_after_recording_has_ended_the_rest_is_said_to_be_unrecorded_and_no_backward_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and moments of the first steps still carry their stacks; what the later steps made has none."""
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: None)
+    record_allocations(CUDA)
+    stop_recording(CUDA)
+
+    facts = snapshot_facts(OOM, CUDA, tmp_path, "rank0", take=made)
+
+    assert [item["bytes"] for item in facts["memory_held"]] == [12 * MIB, 4 * MIB]  # as far as it is known
+    assert "backward" not in facts["memory_kept"]
+    assert "train.record_allocations=true" in facts["memory_unrecorded"]
+    assert facts["memory_held_bytes"] == 17 * MIB
+    assert held_rows(facts)[-1] == ("held", facts["memory_unrecorded"])
+    summary = json.loads((tmp_path / "memory-rank0.json").read_text())
+    assert "backward" not in summary["kept"]
+    assert not any("backward" in item["frame"] for item in summary["held"])
+
+
+def test_a_recording_that_begins_again_tells_of_a_backward_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: None)
+    stop_recording(CUDA)
+    record_allocations(CUDA)
+
+    facts = snapshot_facts(OOM, CUDA, tmp_path, "rank0", take=made)
+
+    assert facts["memory_kept"]["backward"]["bytes"] == MIB
+    assert "memory_unrecorded" not in facts
 
 
 def unrecorded() -> dict[str, Any]:
