@@ -17,7 +17,7 @@ from orchestrator.actions.places import Places
 from orchestrator.actions.throughput import recent_mean
 from orchestrator.actions.wishes import kill_in_s
 from orchestrator.errors import NotFinished, StoreError
-from orchestrator.follow import lease
+from orchestrator.follow import lease, nodes
 from orchestrator.store.engine import LOCK_WAIT_S
 from orchestrator.store.migrations import BUSY_TIMEOUT_S
 from orchestrator.store.reads import Reader
@@ -93,15 +93,21 @@ def wait(
                 raise NotFinished(f"nothing is known of run {selector} after {timeout_s:g} s: {error}") from error
             time.sleep(min(POLL_S, _patience_s(ends_s)))
     if not run.state.is_final:
-        raise NotFinished(f"run {run.id} {_standing(run)} after {timeout_s:g} s; {_outlook(places, run)}")
+        raise NotFinished(f"run {run.id} {_standing(places, run)} after {timeout_s:g} s; {_outlook(places, run)}")
     return run
 
 
-def _standing(run: RunRow) -> str:
+def _standing(places: Places, run: RunRow) -> str:
     """What is known of a run that has not ended in time: of a silent host only what it said last."""
     if run.unreachable_since_s is None:
         return f"is {run.state}"
-    return f"was {run.state} when host {run.host} was last reached, and the host is unreachable"
+    silent: tuple[str, ...] = ()
+    with contextlib.suppress(StoreError), Reader(places.db, busy_timeout_s=POLL_S) as reader:
+        silent = nodes.silent_hosts(reader, run)
+    if len(silent) > 1:
+        return f"was {run.state} when hosts {', '.join(silent)} were last reached, and the hosts are unreachable"
+    which = silent[0] if silent else " or ".join(run.hosts)  # a database that is locked by now tells no more
+    return f"was {run.state} when host {which} was last reached, and the host is unreachable"
 
 
 def _outlook(places: Places, run: RunRow) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import RunNotFound, StoreError
+from orchestrator.follow.nodes import silent_hosts
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import EventRow, State
 from orchestrator.store.writes import Store
@@ -90,13 +91,14 @@ class Alerts:
         if event.run_id is None or not _is_news(event):
             return None
         run = self.reader.run(event.run_id)
+        where = ", ".join(silent_hosts(self.reader, run) or run.hosts)
         return {
-            "text": f"{run.recipe}/{run.branch} on {run.host} ({run.id}): {event.text}",
+            "text": f"{run.recipe}/{run.branch} on {where} ({run.id}): {event.text}",
             "run": run.id,
             "kind": event.kind,
             "state": event.fields.get("to", run.state),
             "reason": event.fields.get("reason"),
-            "host": run.host,
+            "host": where,
             "step": run.step,
             "at_s": event.at_s,
         }

@@ -35,6 +35,12 @@ def live_hosts(reader: Reader) -> set[str]:
     return {view.host for run in reader.live_runs() for view in _views(reader, run)}
 
 
+def silent_hosts(reader: Reader, run: RunRow) -> tuple[str, ...]:
+    """Those of the run's hosts that do not answer, in its order."""
+    found: Sequence[NodeRow | RunRow] = reader.nodes(run.id) or [run]
+    return tuple(each.host for each in found if each.unreachable_since_s is not None)
+
+
 def _views(reader: Reader, run: RunRow) -> list[RunRow]:
     if not run.more_hosts:
         return [run]

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.follow.alerts import Alerts, AlertThread, NotTaken, webhook
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
-from tests.orchestrator.runs import RUN, started
+from tests.orchestrator.runs import RUN, new_run, started
 
 
 class Receiver(ThreadingHTTPServer):
@@ -75,6 +75,25 @@ def test_an_ending_is_told_and_ordinary_life_is_not(store: Store, receiver: Rece
         ("failed", "gpu_oom"),
     ]
     assert receiver.bodies[1]["text"].endswith("running -> failed (gpu_oom): CUDA out of memory")
+
+
+def test_an_alert_names_those_of_several_hosts_that_are_silent_else_all(store: Store, receiver: Receiver) -> None:
+    alerts = Alerts(store, store.reader, webhook(receiver.url))
+    alerts.begin()
+    store.create_run(new_run(RUN, host="a", more_hosts=("b", "c")))
+    store.place_nodes(RUN, ["/a", "/b", "/c"])
+    store.new_attempt(RUN)
+    for silent in ("c", "b", None):
+        if silent is None:
+            for host in ("b", "c"):
+                store.host_seen(host)
+        else:
+            store.host_unreachable(silent, error="no answer")
+        store.add_event(RUN, "low_disk", "x")
+        alerts.send_new()
+
+    assert [body["host"] for body in receiver.bodies] == ["c", "b, c", "a, b, c"]
+    assert receiver.bodies[0]["text"] == f"smollm2/v6 on c ({RUN}): x"
 
 
 def test_history_from_before_the_first_use_is_not_news(store: Store, receiver: Receiver) -> None:

@@ -172,6 +172,25 @@ def test_giving_up_says_what_is_known_and_what_becomes_of_a_wish(
         life.wait(places, RUN, timeout_s=0.0)
 
 
+@pytest.mark.parametrize(
+    ("silent", "told"),
+    [
+        (["b"], "was pending when host b was last reached, and the host is unreachable after"),
+        (["c", "b"], "was pending when hosts b, c were last reached, and the hosts are unreachable after"),
+    ],
+)
+def test_giving_up_names_those_of_several_hosts_that_are_silent(places: Places, silent: list[str], told: str) -> None:
+    with Store(places.db) as store:
+        store.create_run(new_run("20260101-120000-bbbb", host="a", more_hosts=("b", "c")))
+        store.place_nodes("20260101-120000-bbbb", ["/a", "/b", "/c"])
+        store.new_attempt("20260101-120000-bbbb")
+        for host in silent:
+            store.host_unreachable(host, error="no answer")
+
+    with pytest.raises(NotFinished, match=told):
+        life.wait(places, "20260101-120000-bbbb", timeout_s=0.0)
+
+
 def test_a_lock_that_begins_at_the_deadline_changes_no_answer(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     held, look = contextlib.ExitStack(), life._until_its_end
 
