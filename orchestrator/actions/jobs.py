@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from orchestrator import gate
 from orchestrator.actions.caps import refuse_cap_above, refuse_cap_of_scripts
 from orchestrator.actions.commands import alike, train_commands, trainer_command
 from orchestrator.actions.history import open_reader
+from orchestrator.actions.host_facts import NOTHING
 from orchestrator.actions.lots import Lot, inspect, opened
 from orchestrator.actions.meeting import meet
 from orchestrator.actions.order import Order, Settled, repair_of_node, settle, settle_stored
@@ -82,7 +83,10 @@ def rehearse_all(places: Places, order: Order, *, tell: Tell = silent) -> list[R
     settled = _settled(places, order, tell, trains=True)
     with opened(settled, tell) as lots:
         required = _that_fit(settled, gate.required_rungs(settled.spec))
-        found = [_rehearsal(places, lot.settled, lot.site, required) for lot in lots]
+        found: list[Rehearsal] = []
+        for lot in lots:
+            own = {gpu: "that is rehearsed" for each in found for gpu in each.gpus if not gpu.isdigit()}
+            found.append(_rehearsal(places, lot.settled, lot.site, required, own=own))
         meeting = meet([lot.site for lot in lots], order.recipe)
     tell(f"the hosts would meet at {meeting.address}, port {meeting.port}")
     return found
@@ -228,12 +232,19 @@ def _checkpoints_of(run: RunRow) -> Callable[[Site, str], None]:
 
 
 def _rehearsal(
-    places: Places, settled: Settled, site: Site, rungs: Sequence[str], *, cap_bytes: int | None = None
+    places: Places,
+    settled: Settled,
+    site: Site,
+    rungs: Sequence[str],
+    *,
+    cap_bytes: int | None = None,
+    own: Mapping[str, str] = NOTHING,
 ) -> Rehearsal:
+    """`own`: GPUs that the job has on its other hosts already."""
     spec, tree, host = settled.spec, settled.tree, settled.host.name
     with open_reader(places) as reader:
         lot = Lot(settled, site)
-        gpus, mark = inspect(lot, lambda choose: choose(reader.promised_gpus(host)), cap_bytes=cap_bytes)
+        gpus, mark = inspect(lot, lambda choose: choose({**reader.promised_gpus(host), **own}), cap_bytes=cap_bytes)
         rows = [row for row in reader.evidence(recipe=spec.recipe) if row.branch == spec.branch]
     found = gate.verdict(rungs, rows, mark)
     repair = repair_of_node(settled, gpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.actions.lots import Lot, refuse_unlike
+from orchestrator.actions.lots import Lot, opened, refuse_unlike
 from orchestrator.actions.order import Order, Settled
 from orchestrator.actions.site import Site
 from orchestrator.errors import DraftyardError
@@ -17,6 +18,7 @@ from orchestrator.host import LOCAL
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
 from tests.orchestrator.runs import RUN, new_run
+from tests.orchestrator.test_starts import TWO_CARDS
 from tests.remote.specs import tiny_spec
 
 PLACE = Workplace("/work", "/venv/bin/python", "/root")
@@ -76,12 +78,42 @@ def test_hosts_with_and_without_cards_are_refused() -> None:
         refuse_unlike([lot("a", boot_id="one"), lot("b", boot_id="two", cards=("GPU-b",))])
 
 
+def test_the_doors_of_such_hosts_are_not_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launch, its rehearsal and resume all go through."""
+    cards(tmp_path / "bin", monkeypatch)
+    unasked = cast("Any", None)
+    first, second = (
+        Settled(
+            Order("tiny"), tiny_spec(), replace(LOCAL, name=name, work_dir=str(tmp_path / name)), unasked, unasked, {}
+        )
+        for name in ("gpu", "gpu.lan")
+    )
+
+    with (
+        pytest.raises(DraftyardError, match=r"hosts gpu and gpu\.lan are one machine"),
+        opened(replace(first, others=(second,)), lambda _: None),
+    ):
+        pass
+
+
+def cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two cards on which no process ever shows."""
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(TWO_CARDS, encoding="utf-8")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 def test_a_run_sees_its_own_cards_promised_on_its_other_hosts_alone(tmp_path: Path) -> None:
     seen: list[Mapping[str, str]] = []
+
+    def choose(taken: Mapping[str, str]) -> tuple[str, ...]:
+        seen.append(dict(taken))
+        return ("GPU-a", "0")
 
     with Store(tmp_path / "runs.db") as store:
         store.create_run(new_run(RUN, host="gpu", more_hosts=("gpu.lan",)))
         for host in (None, "gpu.lan", None, "gpu.lan"):
-            store.promise_gpus(RUN, lambda taken: (seen.append(dict(taken)), ("GPU-a", "0"))[1], host=host)
+            store.promise_gpus(RUN, choose, host=host)
 
     assert seen == [{}, {"GPU-a": RUN}, {"GPU-a": RUN}, {"GPU-a": RUN}]

@@ -69,7 +69,7 @@ def test_hosts_that_reach_one_another_meet(tmp_path: Path) -> None:
 def test_a_listener_that_died_is_the_fault_and_no_port_is_blamed() -> None:
     first = Said("a", offer(), dies=b"Killed")
 
-    with pytest.raises(DraftyardError, match="host a has ceased to listen while the others tried .*: Killed") as told:
+    with pytest.raises(DraftyardError, match=r"host a has ceased to listen while the others tried .*: Killed") as told:
         meet([site("a", first), site("b", Said("b", answer(error="Connection refused")))], "a-run")
 
     assert "open the ports" not in str(told.value)
