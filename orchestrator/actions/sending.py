@@ -126,13 +126,15 @@ def _is_told_the_same(store: Store, run: RunRow, new: NewRun) -> bool:
 def _adopted(store: Store, run: RunRow, new: NewRun, tell: Tell) -> Launched:
     """The run of an earlier try of the same launch, whose reply was lost. Raises UsageError when it is another one."""
     if (run.host, run.more_hosts) != (new.host, new.more_hosts) or not _is_told_the_same(store, run, new):
-        told = f"run {run.id} is there already: {run.recipe}, branch {run.branch}, on {run.host}, or with other values"
+        on = " and ".join(run.hosts)
+        told = f"run {run.id} is there already: {run.recipe}, branch {run.branch}, on {on}, or with other values"
         raise UsageError(f"{told}; give this one another --id (draftyard show {run.id} tells more)")
     if run.state.is_final and run.state is not State.SUCCEEDED:
         told = f"run {run.id} was launched before and is {run.state}: {run.evidence}"
         raise DraftyardError(f"{told}\n  go on with it: draftyard resume {run.id}; or give another --id")
     tell(f"run {run.id} was launched before and is {run.state}; nothing more was started")
-    return Launched(run.id, run.attempt, run.host, f"{run.workdir}/runs/{run.id}" if run.workdir else "")
+    run_dir = f"{run.workdir}/runs/{run.id}" if run.workdir else ""
+    return Launched(run.id, run.attempt, run.host, run_dir, more_hosts=run.more_hosts)
 
 
 def resend(
@@ -166,6 +168,7 @@ def resend(
 
 def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tell: Tell) -> Launched:
     unmet: tuple[gate.RungStanding, ...] = ()
+    capacities: list[tuple[int | None, str]] = []
     for lot in lots:
         host = None if lot is lots[0] else lot.name
         gpus, mark = inspect(
@@ -173,7 +176,10 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
         )
         unmet += tuple(item for item in _ask_the_gate(store, lot, task, mark, gpus) if item not in unmet)
         if host is None:
-            _describe(store, run, lot.settled, lot.site, mark, gpus)
+            _describe(store, run, lot, mark, gpus)
+        store.host_seen(lot.name, address=lot.settled.host.address, facts=lot.site.facts)
+        capacities.append(capacity_of(lot.site.facts, gpus))
+    _keep_plan(store, run, lots[0].settled.spec, capacities)
     store.place_nodes(run.id, [lot.site.place.work_dir for lot in lots])
     shipped = [ship_told(lot.site, lot.settled.tree, tell) for lot in lots]
     if task.before is not None:
@@ -200,11 +206,9 @@ def _ask_the_gate(
     raise GateRefused(f"{spec.recipe}, branch {spec.branch}, may not be launched on {lot.name}:\n{told}", repair)
 
 
-def _describe(
-    store: Store, run: RunRow, settled: Settled, site: Site, mark: gate.Fingerprint, gpus: tuple[str, ...]
-) -> None:
-    """Everything that provenance needs and that only the host could tell."""
-    store.host_seen(settled.host.name, address=settled.host.address, facts=site.facts)
+def _describe(store: Store, run: RunRow, lot: Lot, mark: gate.Fingerprint, gpus: tuple[str, ...]) -> None:
+    """Everything that provenance needs and that only the first host could tell."""
+    settled, site = lot.settled, lot.site
     store.describe_run(run.id, workdir=site.place.work_dir, tree_hash=settled.tree.hash, fingerprint=mark.value)
     store.keep_document(run.id, Document.FINGERPRINT, json.dumps(dict(mark.parts)))
     launch: dict[str, Any] = {
@@ -217,10 +221,14 @@ def _describe(
     if settled.order.gpus:
         launch["named_gpus"] = list(settled.order.gpus)  # a resume asks for them again
     store.keep_document(run.id, Document.LAUNCH, json.dumps(launch))
-    if isinstance(settled.spec, DFlashSpec):
-        capacity_bytes, device = capacity_of(site.facts, gpus)
+
+
+def _keep_plan(store: Store, run: RunRow, spec: Spec, capacities: Sequence[tuple[int | None, str]]) -> None:
+    """The plan for the smallest card of all hosts: what does not fit there ends the job everywhere."""
+    if isinstance(spec, DFlashSpec):
+        capacity_bytes = min((size for size, _ in capacities if size is not None), default=None)
         rung = "fwd_bwd" if run.kind == Kind.SMOKE else None
-        predicted = plan(settled.spec, capacity_bytes=capacity_bytes, device=device, rung=rung)
+        predicted = plan(spec, capacity_bytes=capacity_bytes, device=capacities[0][1], rung=rung)
         store.keep_document(run.id, Document.PLAN, json.dumps(plan_body(predicted)))
 
 

@@ -1,0 +1,80 @@
+"""What a launch keeps of its hosts, all of them, on the way to its start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.actions.commands import train_commands
+from orchestrator.actions.lots import Lot
+from orchestrator.actions.order import Order, Settled
+from orchestrator.actions.sending import Task, _adopted, _on_sites
+from orchestrator.actions.site import Site
+from orchestrator.actions.spread import Node
+from orchestrator.actions.telling import silent
+from orchestrator.errors import HostError, UsageError
+from orchestrator.host import LOCAL
+from orchestrator.shell.local import LocalShell
+from orchestrator.store.rows import Document, Kind
+from orchestrator.store.writes import Store
+from orchestrator.tree import bundled_tree
+from orchestrator.workplace import Workplace
+from remote.spec import RolesSpec
+from tests.orchestrator.runs import RUN, new_run
+from tests.remote.specs import tiny_spec
+
+GIB = 2**30
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "runs.db") as made:
+        made.create_run(new_run(RUN, host="a", more_hosts=("b",), documents={Document.SPEC: "{}"}))
+        yield made
+
+
+class Cut(LocalShell):
+    """A host that is away once something is to be shipped there."""
+
+    def stream(self, *_: Any, **__: Any) -> Any:
+        raise HostError("the line was cut")
+
+
+def lot(number: int, name: str, card_bytes: int) -> Lot:
+    packages = dict.fromkeys(("transformers", "safetensors", "numpy"), "9.9") | {"torch": "2.13.0"}
+    card = {"index": 0, "uuid": f"GPU-{name}", "name": "a card", "total_bytes": card_bytes}
+    facts = {"boot_id": name, "gpus": [card], "python": {"version": "3.11.2", "packages": packages}}
+    host, spec = replace(LOCAL, name=name), replace(tiny_spec(life={"num_gpus": 2}), roles=RolesSpec(1, 1))
+    settled = Settled(Order("tiny"), spec, host, bundled_tree(), cast("Any", None), {}, node=Node(number, 2))
+    return Lot(settled, Site(host, Cut(), Workplace("/work", "python3", "/root"), facts))
+
+
+@pytest.mark.parametrize("sizes", [(80, 24), (24, 80)])
+def test_the_plan_is_for_the_smallest_card_of_all_hosts_and_each_has_been_seen(
+    store: Store, sizes: tuple[int, int]
+) -> None:
+    lots = [lot(number, name, size * GIB) for number, name, size in zip((0, 1), "ab", sizes, strict=True)]
+    task = Task(Kind.TRAIN, train_commands(lots[0].settled.spec))
+
+    with pytest.raises(HostError, match="the line was cut"):
+        _on_sites(store, store.reader.run(RUN), task, lots, tell=silent)
+
+    kept = json.loads(store.reader.document(RUN, Document.PLAN) or "{}")
+    assert kept["capacity_bytes"] == 24 * GIB
+    assert {row.name: row.facts["boot_id"] for row in store.reader.hosts()} == {"a": "a", "b": "b"}
+    assert store.reader.gpus_by_host(RUN) == {"a": ("GPU-a",), "b": ("GPU-b",)}
+
+
+def test_a_launch_said_again_tells_all_hosts_of_the_run_that_is_there(store: Store) -> None:
+    new = new_run(RUN, host="a", more_hosts=("b",), documents={Document.SPEC: "{}"})
+
+    found = _adopted(store, store.reader.run(RUN), new, silent)
+
+    assert (found.host, found.more_hosts) == ("a", ("b",))
+    with pytest.raises(UsageError, match="on a and b, or with other values"):
+        _adopted(store, store.reader.run(RUN), replace(new, more_hosts=()), silent)
