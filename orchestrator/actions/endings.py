@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class Doubt:
     """Whether the supervisor may have been started: from then on this side knows nothing, and the run folder all."""
 
     may_live: bool = False
+    broken_off: str | None = None  # of several hosts: which did not start, so that the others are being stopped
 
 
 @contextmanager
@@ -40,13 +41,19 @@ def outcome(store: Store, run_id: str, *, attempt: int, tell: Tell = silent) -> 
         raise
     except BaseException as error:
         if doubt.may_live:
-            _leave_it_to_the_host(error, run_id, tell)
+            _leave_it_to_the_host(error, run_id, doubt, tell)
             raise
-        state, reason, evidence = _ending(error)
+        state, reason, evidence = _before_a_start(error)
         _say(store, lambda into: into.set_state(run_id, state, reason=reason, evidence=evidence, attempt=attempt))
-        if attempt == 0:
+        if attempt == 0 and _has_ended(store, run_id):  # an attempt's own doubt has spoken where its job may live
             tell(f"it never began; why is kept as run {run_id} (`draftyard show {run_id}`), which @last passes over")
         raise
+
+
+def _has_ended(store: Store, run_id: str) -> bool:
+    with suppress(DraftyardError):
+        return State(store.reader.run(run_id).state).is_final
+    return False
 
 
 def _say(store: Store, say: Callable[[Store], object]) -> None:
@@ -76,28 +83,44 @@ def _say_later(db: Path, say: Callable[[Store], object]) -> None:
         return
 
 
-def _leave_it_to_the_host(error: BaseException, run_id: str, tell: Tell) -> None:
+def _leave_it_to_the_host(error: BaseException, run_id: str, doubt: Doubt, tell: Tell) -> None:
     hint = f"whether run {run_id} has started is not known yet: draftyard wait {run_id}"
+    if doubt.broken_off is not None:
+        hint = f"{doubt.broken_off}; what has started of run {run_id} is being stopped: draftyard wait {run_id}"
     if isinstance(error, DraftyardError):
         error.args = (f"{error}\n  {hint}",)
     else:
         tell(hint)
 
 
-def _ending(error: BaseException) -> tuple[State, str | None, str]:
+def _before_a_start(error: BaseException) -> tuple[State, str | None, str]:
+    state, reason, why = ending_of(error, otherwise="the launch broke off before it started")
+    match error:
+        case HostError() | MissingDependency():
+            return state, reason, why
+        case DraftyardError(reason="stopped"):
+            return State.STOPPED, Reason.USER, "stopped before it was started"
+        case DraftyardError():
+            return state, reason, f"never started: {why}"
+        case KeyboardInterrupt():
+            return state, reason, "interrupted before it started"
+        case _:
+            return state, reason, why
+
+
+def ending_of(error: BaseException, *, otherwise: str) -> tuple[State, str | None, str]:
+    """State, reason and evidence of what an error keeps from starting; `otherwise`: of one that nobody foresaw."""
     match error:
         case HostError():
             return State.FAILED, Reason.UNREACHABLE, _whole(error)
         case MissingDependency():
             return State.FAILED, Reason.MISSING_DEPENDENCY, _whole(error)
-        case DraftyardError(reason="stopped"):
-            return State.STOPPED, Reason.USER, "stopped before it was started"
         case DraftyardError():
-            return State.FAILED, None, f"never started: {_whole(error)}"
+            return State.FAILED, None, _whole(error)
         case KeyboardInterrupt():
-            return State.STOPPED, Reason.USER, "interrupted before it started"
+            return State.STOPPED, Reason.USER, "interrupted"
         case _:
-            return State.FAILED, None, "the launch broke off before it started"
+            return State.FAILED, None, otherwise
 
 
 def _whole(error: Exception) -> str:

@@ -84,6 +84,27 @@ def _break_off_after_the_spawn(store: Store, error: BaseException, tell: Callabl
         raise error
 
 
+@pytest.mark.parametrize("may_live", [False, True])
+def test_it_never_began_is_said_only_where_no_job_may_live(store: Store, may_live: bool) -> None:
+    """The launch around an attempt learns of its end by the same error."""
+    said: list[str] = []
+
+    with pytest.raises(HostError):
+        _cut_within_an_attempt(store, said.append, may_live=may_live)
+
+    assert any("it never began" in line for line in said) is not may_live
+
+
+def _cut_within_an_attempt(store: Store, tell: Callable[[str], None], *, may_live: bool) -> None:
+    with outcome(store, RUN, attempt=0, tell=tell):
+        store.new_attempt(RUN)
+        with outcome(store, RUN, attempt=1, tell=tell) as doubt:
+            if may_live:
+                store.set_up(RUN, 1)
+                doubt.may_live = True
+            raise HostError("the line was cut")
+
+
 def test_a_loser_of_a_race_says_nothing_of_the_winners_attempt(store: Store) -> None:
     store.new_attempt(RUN)
     again(store)  # the other one's
