@@ -58,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
             place = _place() if is_shared else None
             job = _job(options, attempt, reporter, local_rank=place.local_rank if place else 0)
             roles = Roles.of(job.spec, num_nodes=place.num_nodes if place else 1)
-            with joined(place, roles, job.device, reporter) if is_shared else alone() as ranks:
+            save_s = job.spec.life.grace_s
+            with joined(place, roles, job.device, reporter, save_s=save_s) if is_shared else alone() as ranks:
                 outcome = _run(replace(job, ranks=ranks), options, stop)
             status = 1 if outcome == "failed" else 0
             reporter.final(outcome, exit_code=status)

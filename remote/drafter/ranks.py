@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -81,6 +81,10 @@ class Ranks:
             work()
         dist.all_reduce(torch.zeros(1))
 
+    def saving(self) -> AbstractContextManager[None]:
+        """Around the writing of a checkpoint: where another rank is lost meanwhile, this one ends after it."""
+        return nullcontext() if self.watch is None else self.watch.saving()
+
     def leave(self) -> None:
         """This rank has done its part, as have all when it returns; what one does afterwards is its own."""
         if self.watch is not None:
@@ -103,9 +107,12 @@ def alone() -> Iterator[Ranks]:
 
 
 @contextmanager
-def joined(place: Place | None, roles: Roles, device: torch.device, reporter: Reporter) -> Iterator[Ranks]:
+def joined(
+    place: Place | None, roles: Roles, device: torch.device, reporter: Reporter, *, save_s: float = 0.0
+) -> Iterator[Ranks]:
     """This rank among the others, from the meeting of all to its own end, of which the others hear.
 
+    `save_s`: how long it may go on writing a checkpoint once another rank is lost; the job's grace.
     UserFault: the launcher started another number of ranks than there are roles. Without a launcher there is one.
     """
     num_started = 1 if place is None else place.world_size
@@ -120,7 +127,7 @@ def joined(place: Place | None, roles: Roles, device: torch.device, reporter: Re
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, watched = _store(place), _store(place)
-    watch = Watch(watched, roles, place.rank, lambda text: _end_at_once(text, reporter))
+    watch = Watch(watched, roles, place.rank, lambda text: _end_at_once(text, reporter), save_s=save_s)
     watch.start()
     try:
         with _other_named(watch):

@@ -105,7 +105,8 @@ def train(job: Job, stop: StopWish) -> str:
                 position = Position(step, rows_seen, _mean("loss", logged), _mean("acceptance_length", logged))
                 with meter.part("checkpoint"):
                     if peers.is_first:
-                        save(job, bench, position, is_last=is_last)
+                        with ranks.saving():
+                            save(job, bench, position, is_last=is_last)
                 logged = []
             if is_stopping:
                 job.say(f"stopped after step {step}, as wished")

@@ -12,7 +12,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 0.5
 SILENCE_S = 15.0  # a beat needs no more than the interpreter's lock, which long calls of torch give up
-GRACE_S = 10.0  # for the main thread to fail by itself, with its own traceback, or to finish a checkpoint
+GRACE_S = 10.0  # for the main thread to fail by itself, with its own traceback
 _CAUSE = "cause"
 
 
@@ -33,11 +34,18 @@ class RankLost(RuntimeError):
 
 
 class Watch(threading.Thread):
-    """Watches the other ranks until `finish`; `on_lost` is called in this thread when the main one does not end."""
+    """Watches the other ranks until `finish`; `on_lost` is called in this thread when the main one does not end.
 
-    def __init__(self, store: Store, roles: Roles, rank: int, on_lost: Callable[[str], None]) -> None:
+    `save_s`: how long, from the moment a loss is known, a checkpoint that is being written is waited for.
+    """
+
+    def __init__(
+        self, store: Store, roles: Roles, rank: int, on_lost: Callable[[str], None], *, save_s: float = 0.0
+    ) -> None:
         super().__init__(name="watch", daemon=True)
         self._store, self._roles, self._rank, self._on_lost = store, roles, rank, on_lost
+        self._save_s, self._is_saved = save_s, threading.Event()
+        self._is_saved.set()
         self._text: str | None = None
         self._is_known, self._is_over = threading.Event(), threading.Event()
         self._known: dict[int, Identity] = {}
@@ -57,6 +65,15 @@ class Watch(threading.Thread):
         """This rank fails: its word is what the others will give, unless one was written before."""
         self._text = self._store.compare_set(_CAUSE, "", text).decode()
         self._is_known.set()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around the writing of a checkpoint, which needs no other rank and is worth more than an end within seconds."""
+        self._is_saved.clear()
+        try:
+            yield
+        finally:
+            self._is_saved.set()
 
     def finish(self) -> None:
         """This rank has done its part; its end is no loss from now on."""
@@ -91,8 +108,14 @@ class Watch(threading.Thread):
                 self._end_if_known()
 
     def _end_if_known(self) -> None:
-        if self._is_known.is_set() and not self._is_over.wait(GRACE_S):
-            self._on_lost(self._text or "")
+        if not self._is_known.is_set():
+            return
+        last_s = time.monotonic() + self._save_s
+        while not self._is_over.wait(GRACE_S):  # again after a save: the main thread only now meets the loss
+            left_s = last_s - time.monotonic()
+            if self._is_saved.is_set() or left_s <= 0 or not self._is_saved.wait(left_s):
+                self._on_lost(self._text or "")
+                return
 
     def _look(self) -> None:
         self._num_beats += 1

@@ -11,7 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 import torch
 
 from remote.drafter.job import StopWish
+from remote.drafter.ranks import Ranks
 from remote.job import Job
 from remote.rundir import RunDir, read_json, write_json
 from remote.spec import DFlashSpec, RolesSpec
@@ -89,6 +92,34 @@ def alone(tmp_path_factory, tiny_target_spec, tiny_drafter_spec) -> dict[int, fl
     job = make_job(tmp_path_factory.mktemp("alone"), spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec()))
     assert train(job, StopWish()) == "succeeded"
     return losses(job.run)
+
+
+@dataclass(frozen=True)
+class Told(Ranks):
+    """One rank, and the checkpoints that were whole when it began to save and when it had."""
+
+    run: RunDir | None = None
+    saves: list[tuple[int, int]] = field(default_factory=list)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        assert self.run is not None
+        before = len(self.run.whole_checkpoints())
+        yield
+        self.saves.append((before, len(self.run.whole_checkpoints())))
+
+
+@pytest.mark.slow  # a training
+def test_the_watch_is_told_of_every_checkpoint_from_its_beginning_to_its_end(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(), num_steps=4)
+    job = make_job(tmp_path, replace(spec, train=replace(spec.train, checkpoint_every=2)))
+    ranks = Told(run=job.run)
+
+    assert train(replace(job, ranks=ranks), StopWish()) == "succeeded"
+
+    assert ranks.saves == [(0, 1), (1, 2)]
 
 
 @pytest.mark.slow  # two to three processes import torch and transformers

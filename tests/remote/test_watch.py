@@ -91,6 +91,38 @@ class OutOfReach(dist.HashStore):  # type: ignore[name-defined,misc]
         super().set(key, value)
 
 
+def known_loss(store, save_s: float) -> tuple[Watch, threading.Event]:
+    """A watch of rank 0 to which a loss is told before it starts, and what happens when it ends the process."""
+    ended = threading.Event()
+    watch = Watch(store, ROLES, 0, lambda text: ended.set(), save_s=save_s)
+    watch.tell("rank 1 (target 0) is gone without a word")
+    return watch, ended
+
+
+@pytest.mark.slow  # beats are half a second apart
+def test_a_checkpoint_that_is_being_written_is_written_to_its_end(monkeypatch: pytest.MonkeyPatch, store) -> None:
+    monkeypatch.setattr(watching, "GRACE_S", 0.1)
+    watch, ended = known_loss(store, save_s=300.0)
+
+    with watch.saving():
+        watch.start()
+        assert not ended.wait(3.0)  # thirty times the grace of a rank that saves nothing
+
+    assert ended.wait(60)
+
+
+@pytest.mark.slow  # beats are half a second apart
+def test_a_checkpoint_that_is_never_written_ends_with_the_grace_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, store
+) -> None:
+    monkeypatch.setattr(watching, "GRACE_S", 0.1)
+    watch, ended = known_loss(store, save_s=1.0)
+
+    with watch.saving():
+        watch.start()
+        assert ended.wait(60)
+
+
 @pytest.mark.slow  # beats are half a second apart
 def test_a_store_that_never_answers_ends_the_rank_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "SILENCE_S", 1.0)
