@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from remote.drafter.ranks import Place
 from remote.drafter.ranks_rung import NUM_PROCESSES, run_ranks
 from remote.drafter.smoke import RUNGS, run_rung
 from remote.report import UserFault
+from remote.rundir import read_json, write_json
 from remote.rungs import climb as climb_scripts
 from remote.spec import RANKS_RUNG, REAL_RUNG
 
@@ -37,7 +38,7 @@ RUNG_FAILED = 3  # exit status of a rung's process that has reported its rung as
 _BEFORE = {"checkpoint": "checkpoint_save"}
 
 _BUNDLED = (*RUNGS, RANKS_RUNG, REAL_RUNG)
-_TOLD = "ranks-rung-told"  # left by the first rank: torch's launcher ends with 1 whatever its processes ended with
+_RESULT = "ranks-rung.json"  # left by the first of several processes; the ladder alone knows how all of them have ended
 
 
 def climb(job: Job, names: Sequence[str], *, cap_bytes: int | None) -> bool:
@@ -66,7 +67,7 @@ def climb(job: Job, names: Sequence[str], *, cap_bytes: int | None) -> bool:
 def run_one(job: Job, name: str, place: Place | None = None) -> int:
     """The rung, in this process; its exit status. Everything that escapes the rung is its failure.
 
-    `place`: of one process among several, of which the first speaks for all.
+    `place`: of one process among several, of which the first leaves what it measured, or why it failed, to the ladder.
     """
     meter, speaks = Meter(job.device), place is None or place.rank == 0
     try:
@@ -74,9 +75,7 @@ def run_one(job: Job, name: str, place: Place | None = None) -> int:
             values = _run(job, name, place, meter)
     except Exception as error:  # noqa: BLE001  # kept whole by failures_placed; here it becomes the rung's result
         if speaks:
-            job.reporter.rung(_rung_of(name), passed=False, values=meter.peak_values(), message=_one_line(error))
-            if name == RANKS_RUNG:
-                _told_by_ranks(job).touch()
+            _tell(job, name, passed=False, values=meter.peak_values(), message=_one_line(error))
         meter.say_peaks(job.reporter)
         if isinstance(error, UserFault):
             sys.stderr.write(f"{error}\n")
@@ -84,8 +83,16 @@ def run_one(job: Job, name: str, place: Place | None = None) -> int:
             sys.excepthook(type(error), error, error.__traceback__)
         return RUNG_FAILED
     if name not in _BEFORE.values() and speaks:
-        job.reporter.rung(name, passed=True, values=values)
+        _tell(job, name, passed=True, values=values)
     return 0
+
+
+def _tell(job: Job, half: str, *, passed: bool, values: Mapping[str, float], message: str = "") -> None:
+    """The rung's result: reported, or of several processes kept until all have ended."""
+    if half == RANKS_RUNG:
+        write_json(_result_of_ranks(job), {"passed": passed, "values": dict(values), "message": message})
+    else:
+        job.reporter.rung(_rung_of(half), passed=passed, values=values, message=message)
 
 
 def _run(job: Job, name: str, place: Place | None, meter: Meter) -> dict[str, float]:
@@ -94,9 +101,9 @@ def _run(job: Job, name: str, place: Place | None, meter: Meter) -> dict[str, fl
     return _run_real(job, meter) if name == REAL_RUNG else run_rung(job, name, meter)
 
 
-def _told_by_ranks(job: Job) -> Path:
+def _result_of_ranks(job: Job) -> Path:
     job.attempt.artifacts.mkdir(parents=True, exist_ok=True)
-    return job.attempt.artifacts / _TOLD
+    return job.attempt.artifacts / _RESULT
 
 
 def _run_real(job: Job, meter: Meter) -> dict[str, float]:
@@ -143,17 +150,33 @@ def _climb_one(job: Job, name: str, processes: _Processes) -> bool:
         job.reporter.rung(name, passed=False, message=f"it wants {NUM_PROCESSES} GPUs, one for each process, and has 1")
         return False
     if name == RANKS_RUNG:
-        _told_by_ranks(job).unlink(missing_ok=True)
+        return _climb_ranks(job, processes)
     for half in _halves(name):
         status = processes.run(half)
-        is_told = status == RUNG_FAILED or (half == RANKS_RUNG and _told_by_ranks(job).exists())
-        if status != 0 and not is_told:
+        if status not in (0, RUNG_FAILED):
             job.reporter.rung(
                 name, passed=False, message=f"its process ended by {_how(status)} before it could say why"
             )
         if status != 0:
             return False
     return True
+
+
+def _climb_ranks(job: Job, processes: _Processes) -> bool:
+    """Told once, when the launcher has ended: its status is 1 whatever the processes ended with, 0 where all ended well."""
+    file = _result_of_ranks(job)
+    file.unlink(missing_ok=True)
+    status = processes.run(RANKS_RUNG)
+    told = read_json(file) or {}
+    has_passed, values, message = told.get("passed") is True, told.get("values"), str(told.get("message", ""))
+    if not told:
+        message = f"its processes ended by {_how(status)} before the first could say why"
+    elif has_passed and status != 0:
+        message = f"one of its processes ended badly after the first had passed: the launcher ended by {_how(status)}"
+    has_passed = has_passed and status == 0
+    job.reporter.rung(RANKS_RUNG, passed=has_passed, values=values, message=message)
+    file.unlink(missing_ok=True)
+    return has_passed
 
 
 def _halves(name: str) -> list[str]:
