@@ -17,6 +17,7 @@ from orchestrator.follow import nodes
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import conclude_all, end_part, end_with_cause, rules_of, writers
 from orchestrator.follow.notices import clock_offset_s, note_clock, notice, on_this_clock
+from orchestrator.follow.secrets import LAUNCH_KILLED
 from orchestrator.follow.status import GONE_S, Known, Verdict, judge
 from orchestrator.follow.streams import AttemptPlace, Caught, catch_up
 from orchestrator.observe import Evidence, observe
@@ -66,7 +67,7 @@ def _unstarted(desk: Desk, run: RunRow, *, is_on_host: bool) -> Verdict | None:
     is_alive = launcher.is_alive(desk.reader.document(run.id, Document.LAUNCHER))
     # In this order: nobody moves the row after its launch is gone, so what is read now was its last word.
     if is_alive is False and desk.reader.run(run.id).state is State.PENDING:
-        return Verdict(State.FAILED, None, "the launch was killed before it started the job")
+        return Verdict(State.FAILED, None, LAUNCH_KILLED)
     if is_on_host:
         return None
     if desk.reader.intents(run.id):
@@ -310,6 +311,8 @@ def _settle(desk: Desk, shell: StreamShell, run: RunRow, caught: Caught) -> Look
         if more.is_complete and more.num_events == 0 and more.num_log_bytes == 0:
             if seen.supervisor_alive:  # it came up too late; nobody waits for it any more
                 launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=rules_of(desk, run).grace_s)
+            if seen.exit is None:  # no supervisor has taken its secrets away
+                shell.run(["rm", "-f", f"{run_folder(run)}/env"])
             if run.more_hosts:
                 end_part(desk, run, seen, verdict)
             else:

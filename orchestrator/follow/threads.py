@@ -21,6 +21,7 @@ from orchestrator.follow.complaints import Complaints
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.nodes import views_on
 from orchestrator.follow.one_run import Looked, look, settle_unstarted
+from orchestrator.follow.secrets import LeftSecrets
 from orchestrator.shell.stream import StreamShell
 from orchestrator.store.reads import Reader, SecretsOf
 from orchestrator.store.rows import IntentRow, RunRow, State
@@ -81,6 +82,7 @@ class HostThread(Worker):
         self._backoff_s = 0.0
         self._pause_s = YOUNG_S
         self._complaints = Complaints()
+        self._secrets = LeftSecrets(name)
 
     def work(self) -> None:
         try:
@@ -91,10 +93,16 @@ class HostThread(Worker):
     def _follow(self) -> None:
         with Store(self._db) as store, Reader(self._db, secrets_of=self._secrets_of) as reader:
             desk = Desk(store, reader, time.time)
+            followed: set[str] = set()
             while not self._ending.is_set():
                 asked = _asked(reader, self._host)
                 live = views_on(reader, self._host, reader.live_runs())
+                ids = {run.id for run in live}
+                self._secrets.is_due |= not followed <= ids
+                followed = ids
                 if not live:
+                    with contextlib.suppress(HostError):  # away: whoever follows this host next does it
+                        self._take_secrets_away(desk)
                     break
                 self._pass_over(desk, live)
                 self._rest(desk, asked)
@@ -105,10 +113,10 @@ class HostThread(Worker):
             return  # nothing on the host to look at yet: it is not even asked
         had_news = False
         try:
-            if self._shell is None:
-                self._shell = self._connect(self._host)
+            shell = self._connected()
             for run in started:
-                had_news = self._look_at(desk, self._shell, run) or had_news
+                had_news = self._look_at(desk, shell, run) or had_news
+            self._take_secrets_away(desk)
         except HostError as error:
             self._drop_shell()
             self._backoff_s = min(LAST_BACKOFF_S, max(FIRST_BACKOFF_S, self._backoff_s * 2))
@@ -165,6 +173,15 @@ class HostThread(Worker):
         except Exception as error:  # noqa: BLE001  the one place of this process that records what nobody foresaw
             self._complaints.add(desk, run.id, error)
             return if_not
+
+    def _connected(self) -> StreamShell:
+        if self._shell is None:
+            self._shell = self._connect(self._host)
+        return self._shell
+
+    def _take_secrets_away(self, desk: Desk) -> None:
+        if self._host != importing.HOST:  # nobody is behind that name
+            self._secrets.take_away(desk, self._connected)
 
     def _drop_shell(self) -> None:
         if self._shell is not None:

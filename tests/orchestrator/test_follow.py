@@ -360,11 +360,15 @@ def test_everything_killed_without_an_exit_file_is_lost(site: Site) -> None:
     follower.start()
     site.wait(run_id, lambda run: run.state == State.RUNNING)
 
+    secrets = Path(site.place.run_dir(run_id), "env")
+    assert secrets.exists()
+
     os.kill(_supervisor(site, run_id), signal.SIGKILL)
     launch.reap(LocalShell(), site.place, names=[run_id])
     run = site.wait(run_id, lambda run: run.state.is_final)
     follower.join(timeout=PATIENCE_S)
 
+    assert not secrets.exists()
     assert run.state == State.LOST
     assert run.evidence.startswith("supervisor and job are gone without an exit file")
 
@@ -604,6 +608,54 @@ def test_a_launch_that_was_killed_is_said_at_once_and_without_its_host(site: Sit
     assert (run.state, run.reason) == (State.FAILED, None)
     assert run.evidence == "the launch was killed before it started the job"
     assert site.store.reader.hosts() == []
+
+
+def _with_secrets(site: Site, run_id: str, *, more: tuple[str, ...] = ()) -> list[Path]:
+    """A pending run whose launch was killed when everything lay on its hosts: the files with its secrets."""
+    workdirs = [f"{site.place.work_dir}{number or ''}" for number in range(1 + len(more))]
+    gone = {**life(), Document.LAUNCHER: _gone()}
+    site.store.create_run(new_run(run_id, workdir=workdirs[0], documents=gone, more_hosts=more))
+    if more:
+        site.store.place_nodes(run_id, workdirs)
+    site.store.new_attempt(run_id)
+    files = [Path(workdir, "runs", run_id, "env") for workdir in workdirs]
+    for file in files:
+        (file.parent / "attempts" / "1").mkdir(parents=True)
+        file.write_text('{"SECRET_TOK": "x"}')
+    return files
+
+
+@pytest.mark.parametrize("more", [(), ("second",)])
+def test_the_secrets_of_a_launch_that_was_killed_go_from_every_host(site: Site, more: tuple[str, ...]) -> None:
+    files = _with_secrets(site, "dead", more=more)
+
+    site.follow()
+
+    assert site.run("dead").state == State.FAILED
+    assert not any(file.exists() for file in files)
+
+
+def test_secrets_on_a_host_that_was_away_go_when_it_is_followed_next(site: Site) -> None:
+    (file,) = _with_secrets(site, "dead")
+    site.follow(connect_to=_nobody)
+    assert site.run("dead").state == State.FAILED
+    assert file.exists()
+    site.start("next", "-c", STEPS, "2", "0.01")
+
+    site.follow()
+
+    assert not file.exists()
+    assert site.run("next").state == State.SUCCEEDED
+
+
+def test_secrets_that_a_supervisor_has_claimed_are_left_to_it(site: Site) -> None:
+    """Another database's run of the same id."""
+    (file,) = _with_secrets(site, "dead")
+    (file.parent / "attempts" / "1" / "claim").touch()
+
+    site.follow()
+
+    assert file.exists()
 
 
 def test_a_launch_that_is_at_work_is_left_alone_and_can_be_stopped_while_its_host_is_away(site: Site) -> None:

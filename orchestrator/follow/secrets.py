@@ -1,0 +1,57 @@
+"""What a launch that was killed left for a job that never came: its secrets, taken away from each of the run's hosts.
+
+Such a run is settled without asking a host, so that is done apart: at once where the host answers, else when it is
+next followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestrator.follow.desk import Desk
+from orchestrator.shell.stream import StreamShell
+from orchestrator.store.rows import RunRow, State
+
+LAUNCH_KILLED = "the launch was killed before it started the job"
+MOST_AT_ONCE = 500  # of the newest: they travel in one command
+
+# Folder and attempt, in turn. What a supervisor has claimed is a job's: it may be another database's run of that id.
+_TAKE_AWAY = """
+while [ $# -gt 0 ]; do
+  [ -e "$1/attempts/$2/claim" ] || rm -f "$1/env"
+  shift 2
+done
+"""
+
+
+@dataclass
+class LeftSecrets:
+    """Of one host; remembers what it has taken away. `is_due`: a run there may have been settled since."""
+
+    host: str
+    is_due: bool = True
+    _done: set[tuple[str, int]] = field(default_factory=set)
+
+    def take_away(self, desk: Desk, connected: Callable[[], StreamShell]) -> None:
+        """Asks the host only where there may be some. Raises HostError when it does not answer."""
+        if not self.is_due:
+            return
+        killed = [run for run in desk.reader.runs("state:failed", kind=None) if run.evidence == LAUNCH_KILLED]
+        ours = [run for run in killed if self.host in run.hosts and (run.id, run.attempt) not in self._done]
+        words: list[str] = []
+        for run in ours[:MOST_AT_ONCE]:
+            folder = self._folder(desk, run)
+            # Read once more, right before: a resume writes its row long before it writes new secrets.
+            if folder is not None and desk.reader.run(run.id).state is State.FAILED:
+                words += [folder, str(run.attempt)]
+        if words:
+            connected().run(["sh", "-c", _TAKE_AWAY, "sh", *words])
+        self._done |= {(run.id, run.attempt) for run in ours}
+        self.is_due = False
+
+    def _folder(self, desk: Desk, run: RunRow) -> str | None:
+        """None where the launch was killed before it could write anything."""
+        nodes = {node.host: node.workdir for node in desk.reader.nodes(run.id)}
+        workdir = nodes.get(self.host) if run.more_hosts else run.workdir
+        return f"{workdir}/runs/{run.id}" if workdir and run.attempt > 0 else None
