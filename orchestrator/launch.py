@@ -124,12 +124,17 @@ def start(
 
 
 def start_all(
-    parts: Sequence[Part], *, timeout_s: float = START_S, before_spawn: Callable[[], object] = lambda: None
+    parts: Sequence[Part],
+    *,
+    timeout_s: float = START_S,
+    before_spawn: Callable[[], object] = lambda: None,
+    after_spawn: Callable[[Part], object] = lambda part: None,
 ) -> list[Started]:
     """Starts an attempt on each of its hosts, in this order, or finds it started.
 
     `before_spawn` is called once everything is in place on all of them: until it returns nothing has been started, and
-    if it raises nothing is. Afterwards supervisors may live, whatever is raised here.
+    if it raises nothing is. Afterwards supervisors may live, whatever is raised here; `after_spawn` is told each part
+    that has come up.
     """
     placed: list[tuple[Part, bool]] = []
     try:
@@ -142,7 +147,11 @@ def start_all(
                 with suppress(DraftyardError):
                     part.shell.run(["rm", "-f", f"{part.run_dir}/env"])
         raise
-    return [_spawned(part, is_claimed, timeout_s) for part, is_claimed in placed]
+    started = []
+    for part, is_claimed in placed:
+        started.append(_spawned(part, is_claimed, timeout_s))
+        after_spawn(part)
+    return started
 
 
 def _spawned(part: Part, is_claimed: bool, timeout_s: float) -> Started:

@@ -28,13 +28,14 @@ from orchestrator.actions.lots import (
 )
 from orchestrator.actions.meeting import Meeting, meet
 from orchestrator.actions.order import Settled, new_id, repair_of_node
+from orchestrator.actions.parts import HostPart, start_parts
 from orchestrator.actions.places import Places
 from orchestrator.actions.plans import plan_body
 from orchestrator.actions.site import Site, ship_told
 from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, GateRefused, RunNotFound, StoreError, UsageError
-from orchestrator.launch import Job, Part, start_all
+from orchestrator.launch import Job, Part
 from orchestrator.launcher import this_process
 from orchestrator.store.rows import Document, Kind, NewRun, RunRow, State
 from orchestrator.store.writes import Store
@@ -255,14 +256,8 @@ def _start(
             store.set_up(run.id, attempt)
             doubt.may_live = True  # last of all: whatever breaks off before this line has started nothing
 
-        try:
-            start_all(parts, before_spawn=before_spawn)
-        except DraftyardError:
-            if len(parts) > 1 and doubt.may_live:  # what has started on one host would wait for the others
-                with suppress(DraftyardError):  # it has ended already
-                    store.ask(run.id, "stop")
-                tell(f"what was started of run {run.id} on its other hosts is being stopped")
-            raise
+        each = [HostPart(lot.name, part) for lot, part in zip(lots, parts, strict=True)]
+        start_parts(store, each, doubt, before_spawn=before_spawn)
     return Launched(run.id, attempt, lots[0].name, parts[0].run_dir, more_hosts=tuple(lot.name for lot in lots[1:]))
 
 
