@@ -84,11 +84,15 @@ def survey(shell: StreamShell, place: Workplace, *, min_age_s: float = MIN_AGE_S
 
 
 def sweep(shell: StreamShell, place: Workplace, names: Sequence[str], *, min_age_s: float = MIN_AGE_S) -> Swept:
-    """Removes these trees and runs (by `name`), where nothing needs them."""
+    """Removes these trees and runs (by `name`), where nothing needs them.
+
+    `runs/<id>:<attempt>` says that this attempt has ended and was the newest, where the folder itself may not tell.
+    """
     answer = run_script(shell, place, "sweep", ["remove", place.work_dir, str(min_age_s), *names], timeout_s=600)
     with sense_in(shell, "sweep", answer):
-        kept = {str(name): str(why) for name, why in dict(answer["kept"]).items()}
-        return Swept(tuple(map(str, answer["removed"])), kept, int(answer["freed_bytes"]))
+        kept = {str(name).partition(":")[0]: str(why) for name, why in dict(answer["kept"]).items()}
+        removed = tuple(str(name).partition(":")[0] for name in answer["removed"])
+        return Swept(removed, kept, int(answer["freed_bytes"]))
 
 
 def _tree(found: dict[str, Any]) -> TreeThere:

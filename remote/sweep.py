@@ -1,7 +1,10 @@
 """What of ours lies on this host, and taking away what is not needed any more.
 
     python3 - list WORK_DIR MIN_AGE_S              trees and runs: size, age, who needs them; old temporary files
-    python3 - remove WORK_DIR MIN_AGE_S NAME ...   takes away trees/<hash>, runs/<id> and from tmp what may go
+    python3 - remove WORK_DIR MIN_AGE_S NAME ...   takes away trees/<hash>, runs/<id>, runs/<id>:<attempt> and from tmp
+                                                   what may go
+
+An attempt behind a run's name is the newest that its client knows, and knows to have ended: no exit.json is needed then.
 
 Standard library only; sent together with processes.py. A tree may go when no run that could still need it
 names it, no process of ours works in it and nobody shipped it lately; a run may go when its last attempt has ended or its
@@ -140,7 +143,7 @@ def remove(work_dir: Path, names: list[str], min_age_s: float) -> dict[str, Any]
     for name in names:
         reason = _reason_to_keep(work_dir, name, min_age_s, living)
         if reason is None:
-            going = _temporary(work_dir, min_age_s) if name == TEMPORARY else [work_dir / name]
+            going = _temporary(work_dir, min_age_s) if name == TEMPORARY else [work_dir / _folder_of(name)]
             freed += sum(map(_take_away, going))
             removed.append(name)
         else:
@@ -154,16 +157,16 @@ def _reason_to_keep(work_dir: Path, name: str, min_age_s: float, living: Living)
     if name == TEMPORARY:
         users = [run.name for run in _needed(work_dir, living)]
         return f"in use by {', '.join(users)}" if users else None
-    found = re.fullmatch(r"(trees|runs)/([A-Za-z0-9][\w.-]*)", name)
+    found = re.fullmatch(r"(trees|runs)/([A-Za-z0-9][\w.-]*)(?::([0-9]{1,9}))?", name)
     if found is None:
         return "no name of a tree or a run"
-    folder = work_dir / name
+    folder = work_dir / _folder_of(name)
     if not folder.is_dir() or folder.is_symlink():
         return "not there"
     needed = _needed(work_dir, living)
     if found[1] == "runs":
         readers = [run.name for run in needed if run != folder and folder.name in _reads(run)]
-        own = "its processes are alive" if folder in needed else None
+        own = _own_reason(folder, found[3], living) if folder in needed else None
         return f"its files are read by {', '.join(readers)}" if readers else own
     users = [run.name for run in needed if _tree_of(run) == folder.name]
     users += sorted(living.trees.get(folder.name, set()) - set(users))
@@ -171,6 +174,20 @@ def _reason_to_keep(work_dir: Path, name: str, min_age_s: float, living: Living)
         return f"in use by {', '.join(users)}"
     age_s = _age_s(folder / MARKER)
     return f"shipped {age_s:.0f} s ago" if age_s < min_age_s else None
+
+
+def _folder_of(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _own_reason(folder: Path, ended: str | None, living: Living) -> str | None:
+    """Of a run that seems to be needed, when its client knows attempt `ended` to have ended, and of none after it."""
+    if run_state(folder, living.runs)["is_alive"]:
+        return "its processes are alive"
+    begun = [int(path.name) for path in _folders(folder / "attempts") if path.name.isdecimal()]
+    if ended is None or max(begun, default=0) > int(ended):
+        return "it may be about to start"
+    return None
 
 
 def _take_away(folder: Path) -> int:

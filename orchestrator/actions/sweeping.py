@@ -39,9 +39,21 @@ def _whose(places: Places, runs: Iterable[RunThere]) -> dict[str, str]:
     return found
 
 
+def _final(places: Places, runs: Iterable[RunThere], host_name: str) -> dict[str, int]:
+    """Of those runs the ones that have ended on this host by this database, with their newest attempt."""
+    found = {}
+    with open_reader(places) as reader:
+        for there in runs:
+            with suppress(RunNotFound):
+                run = reader.run(there.run_id)
+                if run.id == there.run_id and run.state.is_final and host_name in run.hosts:
+                    found[run.id] = run.attempt
+    return found
+
+
 def collect(places: Places, host_name: str, *, older_than_s: float, with_runs: bool, end: bool) -> Collected:
-    """Trees that no run needs, temporary files while no run lives and, with `with_runs`, folders of ended runs, when
-    older than that; with `end`, removes them.
+    """Trees that no run needs, temporary files while no run lives and, with `with_runs`, folders of ended runs (by
+    exit.json, or by this database), when older than that; with `end`, removes them.
 
     The host looks again before each removal: what has come into use since then stays.
     """
@@ -51,11 +63,12 @@ def collect(places: Places, host_name: str, *, older_than_s: float, with_runs: b
         place = workplace(shell, host)
         there = survey(shell, place, min_age_s=older_than_s)
         trees = [tree for tree in there.trees if not tree.in_use and tree.age_s >= older_than_s]
-        runs = [
-            run for run in there.runs if with_runs and run.has_ended and not run.is_alive and run.age_s >= older_than_s
-        ]
+        idle = [run for run in there.runs if with_runs and not run.is_alive and run.age_s >= older_than_s]
+        final = _final(places, (run for run in idle if not run.has_ended), host.name)
+        runs = [run for run in idle if run.has_ended or run.run_id in final]
         temporary = there.temporary if there.temporary.num_entries and not there.temporary.in_use else None
-        names = [*(run.name for run in runs), *(tree.name for tree in trees), *([temporary.name] if temporary else [])]
+        ended = [f"{run.name}:{final[run.run_id]}" if run.run_id in final else run.name for run in runs]
+        names = [*ended, *(tree.name for tree in trees), *([temporary.name] if temporary else [])]
         whose = _whose(places, runs)  # a fault of the database is told before anything is gone
         swept = sweep(shell, place, names, min_age_s=older_than_s) if end else None
     finally:

@@ -23,6 +23,7 @@ from orchestrator.launch import Job
 from orchestrator.observe import observe
 from orchestrator.shell.local import LocalShell
 from orchestrator.ship import ship
+from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
 from orchestrator.sweep import survey, sweep
 from orchestrator.tree import Tree, bundled_tree
@@ -30,7 +31,7 @@ from orchestrator.workplace import Workplace, run_script
 from remote import sweep as over_there
 from remote.manifest import MARKER
 from remote.processes import kill_run
-from tests.orchestrator.runs import new_run
+from tests.orchestrator.runs import new_run, started
 from tests.remote.jobs import wait_for
 
 pytestmark = pytest.mark.slow  # real trees and processes
@@ -333,3 +334,50 @@ def test_nothing_is_removed_before_the_database_has_said_whose_it_is(
         )
 
     assert attempt.is_dir()
+
+
+def a_run_without_an_end_here(folder: Path, run_id: str, *, attempt: int = 1) -> Path:
+    """As a launch leaves it that was killed after everything lay there."""
+    run_dir = folder / "draftyard" / "runs" / run_id
+    (run_dir / "attempts" / str(attempt)).mkdir(parents=True)
+    (run_dir / "env").write_text("{}")
+    return run_dir
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.LOST])
+def test_a_run_that_has_ended_by_the_database_alone_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: State
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    places = find_places(tmp_path, {}, db=tmp_path / "runs.db")
+    with Store(places.db) as store:
+        store.set_state(started(store, "night4"), state, evidence="x")
+        started(store, "going")
+    folder, going = (a_run_without_an_end_here(tmp_path, run_id) for run_id in ("night4", "going"))
+
+    found = sweeping.collect(places, "local", older_than_s=0, with_runs=True, end=True)
+
+    assert [run.run_id for run in found.runs] == ["night4"]
+    assert found.swept is not None
+    assert (found.swept.removed, found.swept.kept) == (("runs/night4",), {})
+    assert (folder.exists(), going.exists()) == (False, True)
+
+
+def test_a_run_whose_next_attempt_the_database_does_not_know_stays(place: Workplace, tmp_path: Path) -> None:
+    """It was resumed since, or is another database's run of that id."""
+    folder = Path(place.run_dir("night4"))
+    (folder / "attempts" / "2").mkdir(parents=True)
+
+    kept = sweep(SHELL, place, ["runs/night4:1"], min_age_s=0)
+    swept = sweep(SHELL, place, ["runs/night4:2"], min_age_s=0)
+
+    assert kept.kept == {"runs/night4": "it may be about to start"}
+    assert swept.removed == ("runs/night4",)
+
+
+def test_a_live_run_stays_whatever_the_database_says(place: Workplace, job: Job) -> None:
+    launch.start(SHELL, place, job)
+
+    kept = sweep(SHELL, place, [f"runs/{job.run_id}:9"], min_age_s=0)
+
+    assert kept.kept == {f"runs/{job.run_id}": "its processes are alive"}
