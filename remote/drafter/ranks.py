@@ -73,6 +73,14 @@ class Ranks:
         found: list[int] = shared.tolist()
         return found
 
+    def of_all(self, numbers: list[int]) -> list[list[int]]:
+        """Every rank's numbers, in the order of ranks, at every rank."""
+        if self.roles.num_ranks == 1:
+            return [numbers]
+        shared = [torch.zeros(len(numbers), dtype=torch.int64) for _ in range(self.roles.num_ranks)]
+        dist.all_gather(shared, torch.tensor(numbers))
+        return [each.tolist() for each in shared]
+
     def before_others(self, work: Callable[[], object]) -> None:
         """Rank 0 does it, and no rank goes on before it is done."""
         if self.watch is None or not dist.is_initialized():

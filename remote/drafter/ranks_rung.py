@@ -53,7 +53,7 @@ def run_ranks(job: Job, place: Place | None, meter: Meter) -> Values:
 
 def _steps(job: Job, meter: Meter) -> Values:
     spec, ranks = job.spec, job.ranks
-    choices = workbench.choose(spec, job.device)
+    choices = workbench.agree(workbench.choose(spec, job.device), ranks)
     job.reporter.start(versions=versions(), devices=devices(job.device), choices=choices.reasons | {"role": ranks.name})
     order = range((WARM_UP_STEPS + TIMED_STEPS) * spec.roles.drafter)
     if not ranks.is_drafter:

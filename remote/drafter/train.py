@@ -48,6 +48,8 @@ def train(job: Job, stop: StopWish) -> str:
 
     # ---- Choices and sizes, before anything heavy ------------------------------------------------
     choices = workbench.choose(spec, job.device)
+    with failures_placed(job, meter):
+        choices = workbench.agree(choices, ranks)
     reporter.start(versions=versions(), devices=devices(job.device), choices=choices.reasons)
     job.say(workbench.numbers(spec))
     for name, reason in choices.reasons.items():

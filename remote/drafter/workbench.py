@@ -7,7 +7,7 @@ optimizer. It loads no target: embedding and head are handed in, real or synthet
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from remote.drafter.measure import Meter
 from remote.drafter.model import DFlashDrafter
 from remote.drafter.optim import DrafterOptimizer, refuse_muon_on_cpu
 from remote.drafter.peers import Peers
+from remote.drafter.ranks import Ranks
 from remote.drafter.self_check import Verdict
 from remote.report import UserFault
 from remote.spec import DFlashSpec, num_drafter_parameters
@@ -52,6 +53,9 @@ class Choices:
     is_fused: bool  # norms, rotary embedding, SwiGLU, the loss's rows and AdamW by draftyard's own kernels
     reasons: dict[str, str]
 
+
+BACKENDS = ("eager", "sdpa", "flex", "triton")  # a rank that can take one can take those before it
+DTYPES = (torch.float32, torch.bfloat16)
 
 Check = Callable[[DFlashSpec, torch.device, torch.dtype], Verdict]
 
@@ -85,6 +89,35 @@ def choose(spec: DFlashSpec, device: torch.device, *, checks: Checks = Checks())
         "start": f"weights of {spec.drafter.init_from}" if spec.drafter.init_from else f"fresh, seed {spec.train.seed}",
     }
     return Choices(dtype, backend, is_fused, reasons)
+
+
+def agree(choices: Choices, ranks: Ranks) -> Choices:
+    """What all drafters take: the most that each of them can. Every rank calls it; alone, a rank keeps its own.
+
+    Weights are never compared again, so drafters that compute differently would drift apart in silence.
+    UserFault where dtypes differ: gradients and hidden states travel in them.
+    """
+    own = [DTYPES.index(choices.dtype), BACKENDS.index(choices.backend.name), int(choices.is_fused)]
+    found = ranks.of_all(own)
+    if len({dtype for dtype, _, _ in found}) > 1:
+        told = ", ".join(f"{ranks.roles.name(rank)} {_word(DTYPES[each[0]])}" for rank, each in enumerate(found))
+        raise UserFault(f"ranks must compute in one dtype; auto chose {told}: name train.dtype in the recipe")
+    if not ranks.is_drafter:  # it uses none of the others
+        return choices
+    drafters = ranks.roles.drafters
+    backend, fused = (min(found[rank][place] for rank in drafters) for place in (1, 2))
+    reasons = dict(choices.reasons)
+
+    def other(place: int, least: int) -> str:
+        names = ", ".join(ranks.roles.name(rank) for rank in drafters if found[rank][place] == least)
+        return f"auto, as {names} takes it, whose log says why, and drafters must compute alike"
+
+    if backend != own[1]:
+        reasons["attention"] = f"{BACKENDS[backend]}: {other(1, backend)}; here: {reasons['attention']}"
+        choices = replace(choices, backend=replace(choices.backend, name=BACKENDS[backend], reason=other(1, backend)))
+    if fused != own[2]:
+        reasons["kernels"] = f"torch: {other(2, fused)}; here: {reasons['kernels']}"
+    return replace(choices, is_fused=bool(fused), reasons=reasons)
 
 
 def build(

@@ -207,6 +207,22 @@ def test_a_killed_rank_ends_every_other_with_its_name(
 
 
 @pytest.mark.slow  # three processes
+def test_drafters_take_what_each_of_them_can_and_say_who_cannot(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(target=1, drafter=2), num_steps=2)
+
+    ended = launch(tmp_path, spec, fused=0)
+
+    assert ended.status == 0, ended.output
+    (first,), (second,) = (events(ended.run, writer=f"rank{rank}", kind="start") for rank in (0, 1))
+    chosen = first.fields["choices"]
+    assert chosen["kernels"].startswith("torch: auto, as rank 1 (drafter 1) takes it")
+    assert chosen["attention"].startswith("sdpa: auto, as rank 1 (drafter 1) takes it")
+    assert second.fields["choices"]["kernels"] == "torch: auto, Triton needs CUDA and the device is cpu"
+
+
+@pytest.mark.slow  # three processes
 def test_a_rank_that_fails_is_the_cause_that_every_rank_names(
     tmp_path: Path, tiny_target_spec, tiny_drafter_spec
 ) -> None:

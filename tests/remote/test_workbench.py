@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 
-from remote.drafter.workbench import choose
+from remote.drafter.attention import Backend
+from remote.drafter.ranks import Ranks
+from remote.drafter.workbench import Choices, agree, choose
+from remote.report import UserFault
+from remote.roles import Roles
 from remote.spec import NoiseSpec
 from tests.remote.specs import tiny_spec
 
@@ -40,3 +46,61 @@ def test_a_processor_trains_in_float32_unless_the_recipe_says_otherwise(
 
     assert (found.dtype, found.reasons["dtype"]) == (dtype, told)
     assert ("float32 themselves" in found.reasons["masters"]) is (dtype == torch.float32)
+
+
+OWN = Choices(
+    torch.bfloat16, Backend("triton", "passed"), True, {"attention": "triton: passed", "kernels": "triton: passed"}
+)
+FLEX = replace(OWN, backend=Backend("flex", "refused"), is_fused=False)
+DRAFTERS, WITH_A_TARGET = Roles(num_drafters=2), Roles(num_drafters=2, num_targets=1)
+
+
+@dataclass(frozen=True)
+class Meeting(Ranks):
+    """A rank that hears what each of all says: its own word, and what is written here for the others."""
+
+    said: tuple[Choices, ...] = ()
+
+    def of_all(self, numbers: list[int]) -> list[list[int]]:
+        heard: list[list[int]] = []
+        for each in self.said:
+            agree(each, Hearing(said=heard))
+        return heard
+
+
+@dataclass(frozen=True)
+class Hearing(Ranks):
+    """Writes down what a rank says."""
+
+    said: list[list[int]] = None  # type: ignore[assignment]
+
+    def of_all(self, numbers: list[int]) -> list[list[int]]:
+        self.said.append(numbers)
+        return [numbers]
+
+
+def test_drafters_agree_on_what_each_can_take_and_name_who_cannot() -> None:
+    first, second = (agree(each, Meeting(rank, DRAFTERS, said=(OWN, FLEX))) for rank, each in enumerate((OWN, FLEX)))
+
+    assert (first.backend.name, first.is_fused) == (second.backend.name, second.is_fused) == ("flex", False)
+    assert first.reasons["kernels"].startswith("torch: auto, as rank 1 (drafter 1) takes it, whose log says why")
+    assert first.reasons["attention"].startswith("flex: auto, as rank 1 (drafter 1) takes it")
+    assert second == FLEX, "it keeps its own reasons"
+
+
+def test_what_a_target_rank_cannot_take_keeps_no_drafter_from_it() -> None:
+    said = (OWN, OWN, FLEX)
+
+    assert agree(OWN, Meeting(0, WITH_A_TARGET, said=said)) == OWN
+    assert agree(FLEX, Meeting(2, WITH_A_TARGET, said=said)) == FLEX
+
+
+def test_a_rank_with_another_dtype_is_refused_with_its_name() -> None:
+    said = (OWN, OWN, replace(FLEX, dtype=torch.float32))
+
+    with pytest.raises(UserFault, match=r"rank 2 \(target 0\) float32: name train.dtype"):
+        agree(OWN, Meeting(0, WITH_A_TARGET, said=said))
+
+
+def test_a_rank_alone_keeps_what_it_chose() -> None:
+    assert agree(OWN, Ranks()) == OWN
