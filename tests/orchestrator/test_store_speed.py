@@ -1,5 +1,6 @@
 """The store's speed at a twentieth of the benchmark's sizes, as ratios within one run: machines differ, ratios less."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def test_twelve_thousand_metric_names_are_listed_at_once(tmp_path: Path) -> None
 
 
 def test_the_queries_of_a_list_use_their_indexes(tmp_path: Path) -> None:
-    """A plan that scans every value or series would be seen only with many runs; the planner says it now."""
+    """A plan that scans every value or series would be seen only with many runs; the planner says it now. What a subquery
+    has found by an index is walked, and no more."""
     store = Store(tmp_path / "runs.db")
     started(store)
     asked: list[str] = []
@@ -69,5 +71,5 @@ def test_the_queries_of_a_list_use_their_indexes(tmp_path: Path) -> None:
 
     for sql in asked:
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
-        scans = [step for step in plan if step.startswith("SCAN") and "INDEX" not in step and "json_each" not in step]
+        scans = [step for step in plan if step.startswith("SCAN") and not re.search(r"INDEX|json_each|subquery", step)]
         assert scans == [], (sql, plan)
