@@ -164,6 +164,11 @@ def ensure_follower(places: Places) -> None:
     refuse_stopped(places)
 
 
+def end_older_follower(places: Places) -> None:
+    """Ends the follower of this database where an older draftyard started it. Raises StoreError where that is not ours."""
+    lease.end_older(places.db)
+
+
 def refuse_stopped(places: Places) -> None:
     """Raises StoreError where the follower of this database is stopped: it keeps every other from following."""
     pid = lease.stopped_pid(places.db)

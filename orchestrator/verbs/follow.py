@@ -30,6 +30,7 @@ def follow(terminal: Terminal) -> None:
     """
     places = terminal.places
     life.refuse_stopped(places)
+    life.end_older_follower(places)
     if history.is_followed(places):
         told = f"another process follows the runs of {places.db} already{_whom(history.follower_pid(places))}"
         terminal.say(f"{told}; nothing was started")

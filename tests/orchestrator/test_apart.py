@@ -65,7 +65,10 @@ def test_a_follower_that_is_stopped_is_said_with_what_wakes_it(
 ) -> None:
     """It holds the lease, so none can be started, and carries out nothing."""
     places = find_places(tmp_path, {}, db=tmp_path / "runs.db")
-    holder = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print(flush=True); time.sleep(60)"
+    holder = (
+        "import fcntl, os, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2);"
+        "file.write(f'{os.getpid()} 99'); file.flush(); print(flush=True); time.sleep(60)"
+    )
     command = [sys.executable, "-c", holder]
     with subprocess.Popen([*command, str(lease.lock_file(places.db))], stdout=subprocess.PIPE) as follower:
         assert follower.stdout is not None

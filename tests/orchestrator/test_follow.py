@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from orchestrator.follow.one_run import look, settle_unstarted
 from orchestrator.launcher import this_process
 from orchestrator.shell.local import LocalShell
 from orchestrator.shell.stream import StreamShell
+from orchestrator.store.migrations import newest_version
 from orchestrator.store.rows import Document, IntentRow, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
@@ -506,6 +508,62 @@ def test_a_second_follower_leaves_at_once(site: Site) -> None:
 
     assert not follow(Follower(site.store.path, lambda name: LocalShell(), threading.Event()))
     os.close(descriptor)
+
+
+HOLDER = """
+import fcntl, os, signal, sys, time
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+file = open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_EX)
+if sys.argv[2] != "-":
+    file.write(f"{os.getpid()} {sys.argv[2]}".ljust(30)), file.flush()
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def _held(site: Site, *says: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that has the lease, of a database that this one's own follower has had before."""
+    with lease(site.store.path) as is_ours:
+        assert is_ours
+    words = [sys.executable, "-c", HOLDER, str(lock_file(site.store.path)), *says]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        try:
+            yield holder
+        finally:
+            holder.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("says", [("-",), ("1",), ("-", "deaf")])
+def test_a_follower_of_an_older_draftyard_is_replaced(site: Site, says: tuple[str, ...]) -> None:
+    """It knows nothing of what newer code writes: it said of a run over two hosts that it was stopped."""
+    with _held(site, *says, "orchestrator.follow.follower") as holder:
+        run_id = site.start("new", "-c", STEPS, "2", "0.01")
+
+        assert ensure_follower(site.store.path)
+        site.wait(run_id, lambda run: run.state == State.SUCCEEDED)
+
+        assert holder.wait(PATIENCE_S) == (-signal.SIGKILL if "deaf" in says else -signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_a_holder_that_is_no_follower_is_named_and_left_alone(site: Site) -> None:
+    with _held(site, "-") as holder:
+        with pytest.raises(StoreError, match=rf"process {holder.pid} .*older than this draftyard.*kill {holder.pid}"):
+            ensure_follower(site.store.path)
+
+        assert holder.poll() is None
+
+
+def test_a_follower_that_knows_as_much_is_left_at_work(site: Site) -> None:
+    with _held(site, str(newest_version()), "orchestrator.follow.follower") as holder:
+        assert not ensure_follower(site.store.path)
+        assert holder.poll() is None
 
 
 # ------------------------------------------------------------------------------ retries and alerts
