@@ -48,6 +48,12 @@ def trial(places: Places, word: str, *, branch: str | None, number: int) -> Tria
     return Trial(run.id, number, chosen.name, (*own, *chosen.overrides), _cap_of(page))
 
 
+def is_tried(places: Places, run: RunRow) -> bool:
+    """Whether --try takes this run's suggestions, not those of a newer one of its branch."""
+    newest = _newest(places, run.recipe, run.branch)
+    return newest is not None and newest.id == run.id
+
+
 def _newest(places: Places, recipe: str, branch: str) -> RunRow | None:
     with open_reader(places) as reader:
         runs = reader.runs(kind=None)

@@ -22,11 +22,12 @@ from orchestrator.verbs.words import ago, metric, sparkline, state_cell
 from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
-    from orchestrator.actions import plans, recipes, unknown_words
+    from orchestrator.actions import plans, recipes, trying, unknown_words
     from orchestrator.verbs import measured, page, plan_page
 else:
     plans = lazy("orchestrator.actions.plans")
     recipes = lazy("orchestrator.actions.recipes")
+    trying = lazy("orchestrator.actions.trying")
     unknown_words = lazy("orchestrator.actions.unknown_words")
     plan_page = lazy("orchestrator.verbs.plan_page")
     measured = lazy("orchestrator.verbs.measured")
@@ -110,7 +111,11 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool) -
         terminal.document(**vars(found), fits=None if fits is None else plan_page.fits_document(fits))
         return
     terminal.lines(page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom))
-    terminal.lines(["", *plan_page.fits_lines(fits, found.run, width=terminal.width)] if fits is not None else [])
+    if fits is not None:
+        is_tried = trying.is_tried(terminal.places, found.run)
+        own = [str(item) for item in found.launch.get("overrides") or ()]
+        told = plan_page.fits_lines(fits, found.run, width=terminal.width, is_tried=is_tried, own=own)
+        terminal.lines(["", *told])
     _say_if_unfollowed(terminal, [found.run])
 
 

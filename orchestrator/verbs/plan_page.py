@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,8 +63,13 @@ def plan_document(found: Planned) -> dict[str, Any]:
     }
 
 
-def fits_lines(fits: Fits, run: RunRow, *, width: int | None) -> list[str]:
-    """Of a run that ran out of memory, below its failure: what would fit, by the numbers that `smoke --try` takes."""
+def fits_lines(
+    fits: Fits, run: RunRow, *, width: int | None, is_tried: bool = True, own: Sequence[str] = ()
+) -> list[str]:
+    """Of a run that ran out of memory, below its failure: what would fit, by the numbers that `smoke --try` takes.
+
+    Where that would take a newer run's (`is_tried` False), the first is spelled out on top of the run's own overrides.
+    """
     if fits.planned is None:
         return [heading("What would fit"), fits.note]
     found = fits.planned
@@ -72,12 +78,20 @@ def fits_lines(fits: Fits, run: RunRow, *, width: int | None) -> list[str]:
     over = _exceeded_line(fits)
     none = ["no single change fits; a smaller target or a shorter row is needed"]
     advice = _advice(found, width=width, is_numbered=True) if found.switches else none
-    words = ["draftyard", "smoke", run.recipe, "-b", run.branch, "--host", run.host, "--try", "1"]
-    try_it = [
-        "",
-        f"{shlex.join([inert(word) for word in words])}    # the rungs with the first of these; N for the Nth",
-    ]
-    return [*head, *over, *([short] if fits.short_bytes else []), "", *advice, *(try_it if found.switches else [])]
+    try_it = ["", _try_line(found, run, is_tried=is_tried, own=own)] if found.switches else []
+    return [*head, *over, *([short] if fits.short_bytes else []), "", *advice, *try_it]
+
+
+def _try_line(found: Planned, run: RunRow, *, is_tried: bool, own: Sequence[str]) -> str:
+    words = ["draftyard", "smoke", run.recipe, "-b", run.branch, "--host", run.host]
+    if is_tried:
+        words += ["--try", "1"]
+        told = "the rungs with the first of these; N for the Nth"
+    else:
+        for override in (*own, *found.switches[0].overrides):
+            words += ["--set", override]
+        told = "the rungs with the first of these; --try takes those of a newer run"
+    return f"{shlex.join([inert(word) for word in words])}    # {told}"
 
 
 def fits_document(fits: Fits) -> dict[str, Any]:

@@ -50,6 +50,7 @@ branches:
   wide: {why: Asks for a few hundred MiB more., data: {max_anchors: 400}}
 """
 RAN_OUT = "oom2345x"
+NEWER = "night-with-more"
 
 
 @pytest.fixture
@@ -59,7 +60,12 @@ def places(yard: Yard) -> Places:
 
 
 def ran_out(
-    places: Places, *, share: float = 0.93, overrides: Sequence[str] = ("train.seed=7",), allocated_bytes: int = 0
+    places: Places,
+    *,
+    share: float = 0.93,
+    overrides: Sequence[str] = ("train.seed=7",),
+    allocated_bytes: int = 0,
+    run_id: str = RAN_OUT,
 ) -> None:
     """A training of the branch `wide` as it ends where the process was allowed this share of what its plan wants."""
     spec = resolve(places, "small", branch="wide", overrides=overrides)[1].spec
@@ -76,14 +82,14 @@ def ran_out(
         "allocated_bytes": allocated_bytes,
     }
     failure = FailureRow(
-        run_id=RAN_OUT, attempt=1, kind="host_oom", message="can't allocate memory", hint="", source="rank0",
+        run_id=run_id, attempt=1, kind="host_oom", message="can't allocate memory", hint="", source="rank0",
         stage="forward", step=1, traceback="", facts=facts, at_s=1.0, is_first_cause=True,
     )  # fmt: skip
     with Store(places.db) as store:
-        store.create_run(new_run(RAN_OUT, recipe="small", branch="wide", documents=documents))
-        store.new_attempt(RAN_OUT)
-        store.replace_failures(RAN_OUT, 1, [failure])
-        store.set_state(RAN_OUT, State.FAILED, reason="host_oom", evidence="exit file: code 1")
+        store.create_run(new_run(run_id, recipe="small", branch="wide", documents=documents))
+        store.new_attempt(run_id)
+        store.replace_failures(run_id, 1, [failure])
+        store.set_state(run_id, State.FAILED, reason="host_oom", evidence="exit file: code 1")
 
 
 @pytest.mark.slow
@@ -104,6 +110,19 @@ def test_the_first_suggestion_is_climbed_with_the_runs_own_values(yard: Yard, pl
         key, _, value = override.partition("=")
         section, _, name = key.partition(".")
         assert str(tried["spec"][section][name]) == value
+
+
+def test_an_older_run_is_not_told_to_try_what_a_newer_one_is_offered(yard: Yard, places: Places) -> None:
+    ran_out(places)
+    ran_out(places, run_id=NEWER)
+    first = yard.json("show", RAN_OUT)["fits"]["planned"]["switches"][0]
+    sets = " ".join(f"--set {override}" for override in ("train.seed=7", *first["overrides"]))
+
+    assert yard.run("show", RAN_OUT, "--oom") == 0
+    assert "--try 1" not in yard.out
+    assert f"draftyard smoke small -b wide --host local {sets}    #" in yard.out
+    assert yard.run("show", NEWER, "--oom") == 0
+    assert "draftyard smoke small -b wide --host local --try 1    #" in yard.out
 
 
 def test_what_is_offered_fits_what_the_process_was_allowed(yard: Yard, places: Places) -> None:
