@@ -27,7 +27,7 @@ from orchestrator.verbs.measured import ladder
 from orchestrator.verbs.page import next_steps, run_page
 from orchestrator.verbs.table import pairs
 from orchestrator.verbs.words import gib, state_cell
-from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, RUN, SIZE
+from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, RUN, SIZE, gpu_names
 
 if TYPE_CHECKING:
     from orchestrator.actions import caps, jobs, life, order, trying
@@ -99,7 +99,7 @@ def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
         host=host or terminal.places.host,
         more_hosts=tuple(more_hosts),
         overrides=words["overrides"],
-        gpus=tuple(gpu.strip() for gpu in words["gpus"].split(",")) if words["gpus"] else (),
+        gpus=gpu_names(words["gpus"]),
         env=order.read_env_words(words["env_words"], os.environ),
         **more,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from orchestrator.errors import UsageError
 from orchestrator.lazy import lazy
 from orchestrator.units import parse_bytes, parse_duration
 from orchestrator.verbs.exits import EMPTY
@@ -120,3 +121,15 @@ SORT = CompletedWord("sort")
 HOST = CompletedWord("host")
 DURATION = Duration()
 SIZE = Size()
+
+
+def gpu_names(text: str | None) -> tuple[str, ...]:
+    """The names that --gpus LIST gives; none where it was not said. Raises UsageError for an empty one among them."""
+    if text is None:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise UsageError(
+            f"--gpus {text!r} holds an empty name; give indices or UUIDs with a comma between, such as 0,1"
+        )
+    return names

@@ -530,3 +530,10 @@ def test_gc_takes_the_tree_that_nothing_needs_and_keeps_the_one_a_run_needs(yard
     assert not list((yard.root / "data" / "draftyard" / "runs").glob("*"))
     assert yard.run("pull", "@last") == 1
     assert "the run's folder is gone (gc --runs, or by hand)" in yard.err
+
+
+@pytest.mark.parametrize("names", [",", "0,", ",1", " "])
+def test_an_empty_name_of_a_gpu_is_refused(yard: Yard, names: str) -> None:
+    assert yard.run("launch", "tiny", "--gpus", names, "--force", "a test") == 2
+
+    assert f"--gpus {names!r} holds an empty name" in yard.err
