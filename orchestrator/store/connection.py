@@ -43,6 +43,11 @@ class ReadConnection:
         with told_plainly(self.path):
             yield self._sqlite
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether no database was there when it was opened last."""
+        return self._is_empty
+
     def data_version(self) -> int:
         """A number that changes when anybody else has committed, or has made the database; asking costs microseconds."""
         with told_plainly(self.path):

@@ -17,6 +17,10 @@ _NEWEST = {"@last": "1", "@failed": "state = 'failed'"}
 
 def run_row(database: ReadConnection, selector: str) -> Any:
     """The columns of the one run that a selector means. Raises RunNotFound."""
+    if database.is_absent:
+        raise RunNotFound(
+            f"there is no database at {database.path}, so no run {selector}; --db FILE or DRAFTYARD_DB names another"
+        )
     if selector.startswith("@"):
         return _newest(database, selector)
     found = database.all(f"SELECT {queries.RUN_COLUMNS} FROM runs r WHERE r.id = ?", (selector,))

@@ -280,3 +280,12 @@ def test_a_width_that_is_none_is_asked_of_the_terminal(monkeypatch: pytest.Monke
 
     assert frame._width({"COLUMNS": columns}) == 77
     assert frame._width({"COLUMNS": "120"}) == 120
+
+
+def test_a_run_of_a_database_that_is_not_there_is_said_so(yard: Yard) -> None:
+    missing = yard.root / "nowhere.db"
+
+    for word in ("night4xyz", "@last"):
+        assert yard.run("--db", str(missing), "show", word) == 5
+        assert f"there is no database at {missing}, so no run {word}" in yard.err
+    assert not missing.exists()
