@@ -27,6 +27,7 @@ from orchestrator.shell.keys import Identities
 from orchestrator.shell.pulse import Pulse
 from orchestrator.shell.routes import Endpoint
 from orchestrator.shell.stream import quoted, told
+from orchestrator.shell.transport import Transport
 from orchestrator.shell.trust import Policy
 
 CONNECT_S = 15.0
@@ -216,7 +217,7 @@ def _is_hung_up(sock: Any) -> bool:
 
 
 def _transport(sock: Any, policy: Policy, options: dict[str, Any]) -> paramiko.Transport:
-    made = paramiko.Transport(sock, **options)
+    made = Transport(sock, **options)
     security = made.get_security_options()
     security.key_types = policy.key_types_first(security.key_types)
     # Encrypts and authenticates in one pass; paramiko's own first choice needs a second one over every byte.
