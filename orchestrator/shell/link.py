@@ -33,6 +33,7 @@ from orchestrator.shell.trust import Policy
 CONNECT_S = 15.0
 BANNER_S = 10.0
 WORDS_S = 2.0  # for the first words of what may be another server
+WORDS_BYTES = 400
 OPEN_S = 38.0  # for the whole of one machine, retries included: a frozen one is an error in under 45 s
 
 # What a connection attempt may end in; everything else is our own mistake.
@@ -102,7 +103,7 @@ class Link:
                 if endpoint.proxy_command and self._proxy is not None and self._proxy.poll() is not None:
                     raise self._proxy_ended(endpoint) from error
                 if said is None:
-                    said = self._first_words(endpoint) if _is_silence(error) and not _is_mute(error) else ""
+                    said = self._first_words(endpoint) if _is_silence(error) or _is_garbled(error) else ""
                 tried_s = time.monotonic() - began
                 if not _is_silence(error) or _is_stranger(said) or tried_s + pause_s + BANNER_S > OPEN_S:
                     raise _explained(endpoint, error, tried_s=tried_s, said=said) from error
@@ -117,15 +118,21 @@ class Link:
             sock = self._dial(endpoint)
         except TROUBLE:
             return ""
+        heard, ends_s = b"", time.monotonic() + WORDS_S
         try:
-            sock.settimeout(WORDS_S)
             sock.sendall(b"SSH-2.0-draftyard\r\n\r\n")  # some wait for an empty line
-            heard = sock.recv(400)
-        except TROUBLE:
-            return ""
+            while len(heard) < WORDS_BYTES and not _has_banner(heard) and (left_s := ends_s - time.monotonic()) > 0:
+                sock.settimeout(left_s)
+                more = sock.recv(WORDS_BYTES)
+                if not more:
+                    break
+                heard += more
+        except TROUBLE:  # what came before it stands
+            pass
         finally:
             sock.close()
-        return "" if heard.startswith(b"SSH-") else quoted(heard)
+        is_beginning = b"SSH-".startswith(heard)  # of a banner that comes slowly
+        return "" if is_beginning or _has_banner(heard) else quoted(heard)
 
     def _attempt(self, endpoint: Endpoint) -> fabric.Connection:
         policy = Policy(endpoint)
@@ -236,6 +243,17 @@ def _is_mute(error: BaseException) -> bool:
     return "No existing session" in str(error)
 
 
+def _has_banner(heard: bytes) -> bool:
+    """Lines of greeting may come before it."""
+    return heard.startswith(b"SSH-") or b"\nSSH-" in heard
+
+
+def _is_garbled(error: BaseException) -> bool:
+    """What came is no SSH, by paramiko's words, which say nothing to a person."""
+    words = ("Indecipherable protocol version", "Invalid packet blocking", "Invalid SSH banner", "Mismatched MAC")
+    return isinstance(error, paramiko.SSHException) and str(error).startswith(words)
+
+
 def _is_stranger(said: str) -> bool:
     """It is another server than sshd, whose own refusals pass."""
     return bool(said) and not said.startswith(("Exceeded MaxStartups", "Not allowed at this time"))
@@ -260,6 +278,8 @@ def _explained(endpoint: Endpoint, error: BaseException, *, tried_s: float, said
             text = f"no answer from {endpoint.place} within {endpoint.connect_timeout_s or CONNECT_S:g} s"
         case _ if _is_silence(error) and endpoint.proxy_command:
             text = f"its ProxyCommand brought no SSH banner: {endpoint.proxy_command}"
+        case _ if _is_garbled(error):
+            text = f"breaks the SSH protocol on port {endpoint.port}; is it an SSH server, and does nothing between change bytes?"
         case _ if _is_mute(error):
             text = f"sends its SSH banner and then nothing, tried for {tried_s:.0f} s; is the machine overloaded or frozen?"
         case _ if isinstance(error, EOFError) or isinstance(error.__context__, EOFError):

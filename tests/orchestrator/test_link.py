@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +15,8 @@ import paramiko
 import pytest
 
 from orchestrator.errors import HostError
+from orchestrator.host import Host
+from orchestrator.shell.connect import connect
 from orchestrator.shell.keys import Identities
 from orchestrator.shell.link import _explained, _is_silence, _is_stranger
 from orchestrator.shell.pulse import KeepAlive
@@ -53,6 +61,75 @@ def _banner_fault(cause: Exception) -> paramiko.SSHException:
 def test_a_machine_that_does_not_speak_is_told_by_how_and_tried_again(error: Exception, said: str) -> None:
     assert _is_silence(error)
     assert said in str(_explained(ENDPOINT, error, tried_s=17.4))
+
+
+@pytest.mark.parametrize("words", ['Indecipherable protocol version "hello"', "Invalid packet blocking"])
+def test_what_is_no_ssh_is_told_without_the_words_of_a_library(words: str) -> None:
+    told = str(_explained(ENDPOINT, paramiko.SSHException(words), tried_s=1.0))
+
+    assert "breaks the SSH protocol on port 22" in told
+    assert words not in told
+
+
+def _a_byte_a_second(sock: socket.socket) -> None:
+    for letter in b"hello world" * 10:
+        sock.sendall(bytes([letter]))
+        time.sleep(1)
+
+
+def _a_line_a_second(sock: socket.socket) -> None:
+    for _ in range(100):
+        sock.sendall(b"hello\r\n")
+        time.sleep(1)
+
+
+def _ten_megabytes(sock: socket.socket) -> None:
+    sock.sendall(b"A" * 10_000_000)
+    time.sleep(60)
+
+
+def _hundred_lines(sock: socket.socket) -> None:
+    sock.sendall(b"hello\r\n" * 200)
+    time.sleep(60)
+
+
+def _banner_and_noise(sock: socket.socket) -> None:
+    sock.sendall(b"welcome\r\nSSH-2.0-noise\r\n" + b"\x07" * 500)
+    time.sleep(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("talk", "said"),
+    [
+        (_a_byte_a_second, 'no SSH server on port {port}; it says: "h'),
+        (_a_line_a_second, 'no SSH server on port {port}; it says: "hello'),
+        (_ten_megabytes, 'no SSH server on port {port}; it says: "AAAA'),
+        (_hundred_lines, 'no SSH server on port {port}; it says: "hello hello'),
+        (_banner_and_noise, "breaks the SSH protocol on port {port}"),
+    ],
+)
+def test_a_server_that_talks_and_is_none_is_told_by_what_it_says(
+    talk: Callable[[socket.socket], None], said: str
+) -> None:
+    class Talk(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                talk(self.request)
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Talk)
+    server.daemon_threads, server.block_on_close = True, False
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    port, began = server.server_address[1], time.monotonic()
+    try:
+        with pytest.raises(HostError) as refused:
+            connect(Host(name="box", source="test", address="127.0.0.1", port=port, ssh_config=Path("/dev/null")))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    assert said.format(port=port) in str(refused.value)
+    assert time.monotonic() - began < 45
 
 
 def test_what_an_sshd_says_that_takes_no_one_now_is_quoted() -> None:
