@@ -157,6 +157,5 @@ def _bars(header: str, rows: Sequence[Row]) -> str:
     style = 'font-family="sans-serif" font-size="11"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" {style}>\n'
-        '<rect width="100%" height="100%" fill="#ffffff"/>\n' + "\n".join(parts)
-        + "\n</svg>\n"
+        '<rect width="100%" height="100%" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )

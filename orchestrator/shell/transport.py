@@ -23,5 +23,7 @@ class Transport(paramiko.Transport):
             super()._send_user_message(data)  # type: ignore[misc]  # paramiko's stubs leave it out
 
     def _send_later(self, data: paramiko.Message) -> None:
-        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # the connection is gone: that shows elsewhere
+        with contextlib.suppress(
+            paramiko.SSHException, EOFError, OSError
+        ):  # the connection is gone: that shows elsewhere
             super()._send_user_message(data)  # type: ignore[misc]
