@@ -27,7 +27,16 @@ from orchestrator.verbs.measured import ladder
 from orchestrator.verbs.page import next_steps, run_page
 from orchestrator.verbs.table import pairs
 from orchestrator.verbs.words import gib, state_cell
-from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, RUN, SIZE, gpu_names
+from orchestrator.verbs.words_typed import (
+    BRANCH_NAME,
+    HOST_OPTION,
+    HOSTS_OPTION,
+    RECIPE,
+    RUN,
+    SIZE,
+    Decorator,
+    gpu_names,
+)
 
 if TYPE_CHECKING:
     from orchestrator.actions import caps, jobs, life, order, trying
@@ -41,19 +50,7 @@ else:
     order = lazy("orchestrator.actions.order")
     trying = lazy("orchestrator.actions.trying")
 
-Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 STARTS = ("0", "1", "2", "4")
-
-HOST_OPTION: Decorator = click.option(
-    "--host", metavar="HOST", type=HOST, help="Where (default: the setting `host`, else local)."
-)
-HOSTS_OPTION: Decorator = click.option(
-    "--host",
-    metavar="HOST",
-    type=HOST,
-    multiple=True,
-    help="Where (default: the setting `host`, else local); repeatable: the processes of `roles` are shared out evenly.",
-)
 
 
 def order_options(function: Callable[..., None], *, host: Decorator = HOST_OPTION) -> Callable[..., None]:

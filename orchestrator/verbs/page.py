@@ -255,7 +255,8 @@ def _anew(page: RunPage) -> list[str]:
     if verb is None:
         return []
     overrides = [word for item in page.launch.get("overrides") or () for word in ("--set", str(item))]
-    words = ["draftyard", verb, run.recipe, "-b", run.branch, "--host", run.host, *overrides]
+    hosts = [word for host in run.hosts for word in ("--host", host)]
+    words = ["draftyard", verb, run.recipe, "-b", run.branch, *hosts, *overrides]
     return [f"{shlex.join([inert(word) for word in words])}    # anew; --set KEY=VALUE changes a value"]
 
 

@@ -6,6 +6,7 @@ What completes them is in `completion`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from orchestrator.verbs import completion
 else:
     completion = lazy("orchestrator.verbs.completion")  # it needs more than most verbs
+
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class CompletedWord(click.ParamType[str]):
@@ -133,3 +137,29 @@ def gpu_names(text: str | None) -> tuple[str, ...]:
             f"--gpus {text!r} holds an empty name; give indices or UUIDs with a comma between, such as 0,1"
         )
     return names
+
+
+def _one_host(_: click.Context, __: click.Parameter, named: tuple[str, ...]) -> str | None:
+    """Of several the last would be taken without a word."""
+    if len(named) > 1:
+        raise click.UsageError(
+            f"--host names {len(named)} hosts: {', '.join(named)}; this takes one, and launch alone several"
+        )
+    return named[0] if named else None
+
+
+HOST_OPTION: Decorator = click.option(
+    "--host",
+    metavar="HOST",
+    type=HOST,
+    multiple=True,
+    callback=_one_host,
+    help="Where (default: the setting `host`, else local).",
+)
+HOSTS_OPTION: Decorator = click.option(
+    "--host",
+    metavar="HOST",
+    type=HOST,
+    multiple=True,
+    help="Where (default: the setting `host`, else local); repeatable: the processes of `roles` are shared out evenly.",
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from remote.drafter import checkpoint, workbench
 from remote.drafter.checkpoint import CheckpointError
@@ -27,7 +28,7 @@ def run_prepare(job: Job, stop: StopWish) -> str:
     job.reporter.stage("preparing")
     prepared = prepare(job.spec, target, data_dir=job.data_dir, cache=job.cache, progress=job.reporter.progress)
     job.attempt.artifacts.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(prepared.answers, job.attempt.artifacts / job.spec.data.answers)
+    shutil.copyfile(prepared.answers, job.attempt.artifacts / Path(job.spec.data.answers).name)  # it may be a path
     job.say(prepared.summary)
     return "succeeded"
 

@@ -186,6 +186,14 @@ def test_a_launch_that_never_began_is_passed_over_and_leads_to_a_new_one(places:
     assert "  draftyard launch tiny -b main --host local    # anew;" in text
 
 
+def test_a_run_over_several_hosts_leads_to_a_new_one_over_all_of_them(places: Places) -> None:
+    with Store(places.db) as store:
+        store.create_run(new_run("kspreadd", recipe="tiny", branch="main", more_hosts=("two",)))
+        store.set_state("kspreadd", State.FAILED, evidence="never started: no answer", attempt=0)
+
+    assert "  draftyard launch tiny -b main --host local --host two    # anew;" in _text(places, "kspreadd")
+
+
 def test_a_ladder_without_a_trainers_numbers_has_no_columns_for_them(places: Places) -> None:
     with Store(places.db) as store:
         store.create_run(new_run("ksmokebb", kind="smoke"))

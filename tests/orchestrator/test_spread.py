@@ -13,6 +13,7 @@ from orchestrator.actions.spread import Node, refuse_other_number, refuse_uneven
 from orchestrator.errors import HostError, UsageError
 from orchestrator.workplace import Workplace
 from remote.spec import DFlashSpec, RolesSpec
+from tests.orchestrator.yard import Yard
 from tests.remote.specs import tiny_spec
 
 OFFER = Offer(29517, {"10.0.0.1": "ib0", "192.0.2.1": "eth0", "127.0.0.1": "lo"})
@@ -103,3 +104,9 @@ def test_each_host_starts_its_share_and_one_host_alone_needs_no_address() -> Non
         "-m remote.drafter train /work/runs/x"
     )
     assert " ".join(alone) == f"{launcher} --standalone --nproc-per-node 8 -m remote.drafter train /work/runs/x"
+
+
+@pytest.mark.parametrize("verb", ["smoke", "deploy", "prepare"])
+def test_a_verb_that_takes_one_host_takes_no_second_in_silence(yard: Yard, verb: str) -> None:
+    assert yard.run(verb, "tiny", "--host", "local", "--host", "two") == 2
+    assert "--host names 2 hosts: local, two; this takes one" in yard.err

@@ -29,6 +29,24 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
+def test_answers_under_an_absolute_path_are_kept_among_the_artifacts_too(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    """As launch advises for data that lies on the host: joined to the folder of artifacts it would be itself."""
+    spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec)
+    first = make_job(tmp_path, spec)
+    assert JOBS["prepare"](first, StopWish()) == "succeeded"
+    own = tmp_path / "elsewhere" / "answers.jsonl"
+    own.parent.mkdir()
+    own.write_bytes((first.attempt.artifacts / ANSWERS).read_bytes())
+    second = make_job(tmp_path, replace(spec, data=replace(spec.data, answers=str(own))), attempt=2)
+
+    assert JOBS["prepare"](second, StopWish()) == "succeeded"
+
+    assert (second.attempt.artifacts / "answers.jsonl").read_bytes() == own.read_bytes()
+
+
+@pytest.mark.slow
 def test_prepare_train_evaluate_and_export_follow_one_another(
     tmp_path: Path, tiny_target_spec, tiny_drafter_spec
 ) -> None:
