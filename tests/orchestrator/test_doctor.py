@@ -111,7 +111,7 @@ class Answering(LocalShell):
 def test_fix_sends_the_pinned_versions_as_text_and_of_torch_a_range(is_venv: bool) -> None:
     shell = Answering()
     facts = {"python": {"version": "3.12.3", "is_venv": is_venv, "packages": {}}}
-    site = Site(LOCAL, shell, Workplace("/work", "/usr/bin/python3", "/root"), facts)
+    site = Site(LOCAL, shell, Workplace("/srv", "/usr/bin/python3", "/root"), facts)
 
     done = fixing.fix_site(site, hosts_file=Path("hosts.yaml"))
 
@@ -120,7 +120,7 @@ def test_fix_sends_the_pinned_versions_as_text_and_of_torch_a_range(is_venv: boo
     assert f"torch>=2.11,<={VERSIONS['torch']}\n" in pinned
     assert f'transformers=={VERSIONS["transformers"]}; python_version >= "3.11"\n' in pinned
     assert (python, base, folder) == (
-        ("/usr/bin/python3", "", "") if is_venv else ("/work/venv/bin/python", "/usr/bin/python3", "/work/venv")
+        ("/usr/bin/python3", "", "") if is_venv else ("/srv/venv/bin/python", "/usr/bin/python3", "/srv/venv")
     )
     assert THERE in done[0]
 

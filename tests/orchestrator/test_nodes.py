@@ -171,7 +171,7 @@ def test_a_stop_that_was_asked_for_is_a_stop_and_says_what_cards_still_hold() ->
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store(tmp_path / "runs.db") as made:
         made.create_run(new_run(RUN, host="a", more_hosts=("b", "c")))
-        made.place_nodes(RUN, ["/work/a", "/work/b", "/work/c"])
+        made.place_nodes(RUN, ["/srv/a", "/srv/b", "/srv/c"])
         made.new_attempt(RUN)
         yield made
 
@@ -182,7 +182,7 @@ def view(store: Store, host: str) -> RunRow:
 
 def test_each_host_sees_its_own_part_until_it_has_ended_and_the_first_speaks_to_the_end(store: Store) -> None:
     part = view(store, "b")
-    assert (part.node, part.host, part.workdir) == (1, "b", "/work/b")
+    assert (part.node, part.host, part.workdir) == (1, "b", "/srv/b")
     assert live_hosts(store.reader) == {"a", "b", "c"}
 
     for number in (0, 1):

@@ -95,15 +95,15 @@ def test_an_address_that_leads_to_the_first_host_from_elsewhere_tells_no_interfa
 def test_each_host_starts_its_share_and_one_host_alone_needs_no_address() -> None:
     commands = train_commands(shared(5, 3))
 
-    second = commands(Node(1, 2), Meeting("10.0.0.1", 29500, ("ib0", "ib0")))(PLACE, "/work/runs/x")
-    alone = commands(Node(), None)(PLACE, "/work/runs/x")
+    second = commands(Node(1, 2), Meeting("10.0.0.1", 29500, ("ib0", "ib0")))(PLACE, "/srv/runs/x")
+    alone = commands(Node(), None)(PLACE, "/srv/runs/x")
 
     launcher = "/venv/bin/python -m torch.distributed.run"
     assert " ".join(second) == (
         f"{launcher} --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500 --nproc-per-node 4 "
-        "-m remote.drafter train /work/runs/x"
+        "-m remote.drafter train /srv/runs/x"
     )
-    assert " ".join(alone) == f"{launcher} --standalone --nproc-per-node 8 -m remote.drafter train /work/runs/x"
+    assert " ".join(alone) == f"{launcher} --standalone --nproc-per-node 8 -m remote.drafter train /srv/runs/x"
 
 
 @pytest.mark.parametrize("verb", ["smoke", "deploy", "prepare"])
