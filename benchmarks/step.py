@@ -232,7 +232,7 @@ def ceiling(device: torch.device, dtype: torch.dtype) -> float:
 
 def measure(case: Case, variant: Variant, shape: Shape, device: torch.device, rate: float) -> Row:
     """Warms up, times some steps without a wait between them, then times the parts of one more."""
-    _empty(device)
+    empty(device)
     bench = Bench(case, variant, shape, device)
     started_s = time.monotonic()
     float(bench.step(1))
@@ -336,7 +336,7 @@ def _shrunk(case: Case) -> Case:
     return replace(case, lengths=tuple(length // 100 for length in case.lengths), num_anchors=case.num_anchors // 128, block_size=case.block_size // 8)  # fmt: skip
 
 
-def _empty(device: torch.device) -> None:
+def empty(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

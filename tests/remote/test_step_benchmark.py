@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import step
+from benchmarks import account, products, step
 from benchmarks.least_work import least_work
 from benchmarks.step_parts import clock, profiled
 from tests.remote.cuda import CPU, CUDA, needs_cuda
@@ -54,6 +54,53 @@ def test_a_profile_counts_products_by_shape() -> None:
     assert product.tflop_s == pytest.approx(3 * 2 * 40 * 50 * 60 / product.ms / 1e9)
     assert [each.ms for each in profile.kernels] == sorted((each.ms for each in profile.kernels), reverse=True)
     assert any(each.name == "aten::mm" and each.calls == 3 for each in profile.kernels)
+
+
+def traced(kind: str, name: str, ts: float, dur: float, **args: object) -> dict[str, object]:
+    return {"ph": "X", "cat": kind, "name": name, "ts": ts, "dur": dur, "args": args}
+
+
+def test_an_account_adds_up_to_the_step_and_names_parts_shapes_and_gaps() -> None:
+    """Two steps on the host, whose kernels end later; the second one's kernels overlap once and wait once."""
+    sizes = {"Input Dims": [[3, 4], [4, 5]], "Input Strides": [[4, 1], [1, 4]]}
+    trace = {
+        "traceEvents": [
+            traced("user_annotation", "account step 0", 0, 10),
+            traced("user_annotation", "account step 1", 10, 10),
+            traced("user_annotation", "account part forward", 14, 0),
+            traced("cpu_op", "aten::mm", 11, 2, **{"External id": 7}, **sizes),
+            traced("cuda_runtime", "launch", 5, 1, correlation=1),
+            traced("cuda_driver", "launch", 12, 1, correlation=2),
+            traced("cuda_driver", "launch", 16, 1, correlation=3),
+            traced("kernel", "last of the first", 20, 10, correlation=1, grid=[1, 1, 1]),
+            traced("kernel", "product", 25, 15, correlation=2, grid=[2, 1, 1], **{"External id": 7}),
+            traced("gpu_memcpy", "copy", 47, 3, correlation=3),
+        ]
+    }
+
+    before, now = account.read_trace(trace)
+    found = account.account(before, now)
+
+    assert (found.span_ms, found.kernels_ms, found.gaps_ms, found.overlap_ms) == (0.02, 0.018, 0.007, 0.005)
+    assert found.span_ms == pytest.approx(found.kernels_ms + found.gaps_ms - found.overlap_ms)
+    said = list(account.lines("ddtree", found))
+    product = next(line for line in said if line["kind"] == "kernel" and line["kernel"] == "product")
+    assert (product["part"], product["op"], product["shapes"]) == ("forward", "aten::mm", "[3, 4] [4, 5]T")
+    gap = next(line for line in said if line["kind"] == "gap before")
+    assert (gap["kernel"], gap["part"], gap["ms"]) == ("copy", "after the last part", 0.007)
+
+
+@pytest.mark.parametrize("layout", products.LAYOUTS)
+def test_a_product_is_the_same_in_every_layout(layout: str) -> None:
+    small = products.Product("small", 8, 6, 4, layout)
+
+    left, right = products.operands(small, layout, CPU)
+    out = products.multiply(small, layout, left, right)()
+
+    expected = left.float() @ right.float()
+    assert torch.allclose((out if layout[2] == "r" else out.T).float(), expected, atol=0.1)
+    by_columns = [tensor.stride(0) == 1 for tensor in (left, right)]
+    assert by_columns == [place == "c" for place in layout[:2]]
 
 
 @needs_cuda
