@@ -165,7 +165,9 @@ def _advance_attempt(
         return
     first_s, last_s = events[0].wall_s, events[-1].wall_s
     mono = (events[0].monotonic_s, events[-1].monotonic_s)
-    steps = [step for step, _ in rows.steps]
+    # Rank 0 says how far the run is: one that runs the target is ahead of the steps, by what its queue holds.
+    told = rows.steps if rank_of(writer) == 0 else []
+    steps = [step for step, _ in told]
     values = {
         "key": place[0],
         "attempt": place[1],
@@ -176,8 +178,8 @@ def _advance_attempt(
         "last_mono_s": mono[1],
         "first_step": min(steps, default=None),
         "last_step": max(steps, default=None),
-        "last_step_s": max(rows.steps)[1] if steps else None,
-        "stage": rows.stage,
+        "last_step_s": max(told)[1] if told else None,
+        "stage": rows.stage if rank_of(writer) == 0 else None,
         "outcome": rows.outcome,
         "num_steps": rows.num_steps,
     }

@@ -71,6 +71,18 @@ def test_a_late_event_of_an_older_attempt_says_nothing_of_the_newer_one(store: S
     assert store.reader.run(RUN).state is State.PENDING
 
 
+def test_rank_0_alone_says_how_far_the_run_is(store: Store) -> None:
+    """A rank that runs the target computes batches ahead of the steps that will want them."""
+    ahead = [event(1, "stage", name="serving hidden states"), event(2, "metrics", step=34, values={"step_s": 1.0})]
+
+    store.ingest(batch([event(1, "stage", name="training"), event(2, "metrics", step=32, values={"loss": 1.0})]))
+    store.ingest(batch(ahead, writer="rank1"))
+
+    run, attempt = store.reader.run(RUN), store.reader.attempts(RUN)[0]
+    assert (run.step, run.stage, attempt.first_step, attempt.last_step) == (32, "training", 32, 32)
+    assert values_of(store.reader, "step_s", rank=1) == [(34, 1.0)]
+
+
 def test_bad_lines_alone_prove_no_life(store: Store) -> None:
     store.ingest(batch([], bad_lines=[BadLine(0, "no JSON", "x")]))
 
