@@ -14,6 +14,7 @@ from orchestrator.actions.history import MEMORY_REASONS, open_reader
 from orchestrator.actions.host_facts import capacity_of
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
+from orchestrator.actions.residuals import Residuals, residuals
 from orchestrator.actions.step_time import StepTime, bound, measured
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import StoreError, UsageError
@@ -38,6 +39,7 @@ class Planned:
     largest: Largest | None  # the most anchors that fit at this block size
     switches: list[Switch]  # single changes that lower the peak; what fits first where today's plan does not
     time: StepTime | None = None  # None: neither measured nor bounded
+    measured_in: tuple[str, ...] = ()  # the smoke runs whose unexplained memory the plan holds, the newest first
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,9 @@ def plan_memory(
     if capacity_bytes is None and host is not None:
         capacity_bytes, device = _seen_capacity(places, host)
         told = f"host {host} as last seen"
-    found = _planned(spec, capacity_bytes, told, device=device)
-    time = _asked(places, lambda reader: measured(reader, spec, found.plan, host=host), tell)
+    seen = _asked(places, lambda reader: residuals(reader, spec, device=device, host=host), tell)
+    found = _planned(spec, capacity_bytes, told, device=device, seen=seen)
+    time = None if seen is None else _asked(places, lambda reader: measured(reader, spec, found.plan, host=host), tell)
     return dataclasses.replace(found, time=time or bound(spec, found.plan))
 
 
@@ -201,14 +204,18 @@ def plan_body(made: Plan) -> dict[str, Any]:
     return {**dataclasses.asdict(made), "stages": stages, **sums, "verdict": made.verdict}
 
 
-def _planned(spec: DFlashSpec, capacity_bytes: int | None, told: str, *, device: str) -> Planned:
+def _planned(
+    spec: DFlashSpec, capacity_bytes: int | None, told: str, *, device: str, seen: Residuals | None = None
+) -> Planned:
     """The plan of a spec with what it advises."""
-    made = plan(spec, capacity_bytes=capacity_bytes, device=device)
+    known = seen or Residuals({}, ())
+    made = plan(spec, capacity_bytes=capacity_bytes, device=device, residuals=known.by_stage)
     if capacity_bytes is None:
-        return Planned(spec, made, told, None, switches(spec, device=device))
+        return Planned(spec, made, told, None, switches(spec, device=device), measured_in=known.run_ids)
     offered = nearest_fits if made.verdict == "does not fit" else switches
     largest = largest_fit(spec, capacity_bytes=capacity_bytes, device=device)
-    return Planned(spec, made, told, largest, offered(spec, capacity_bytes=capacity_bytes, device=device))
+    advised = offered(spec, capacity_bytes=capacity_bytes, device=device)
+    return Planned(spec, made, told, largest, advised, measured_in=known.run_ids)
 
 
 def _is_of_the_plan(reason: str | None, device: str) -> bool:

@@ -13,7 +13,7 @@ from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
 from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow
 from orchestrator.units import duration
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table
-from orchestrator.verbs.words import gib, metric, number
+from orchestrator.verbs.words import gib, gib_places, in_gib, metric, number
 
 if TYPE_CHECKING:
     from orchestrator.store.acceptance import Decoded
@@ -37,25 +37,20 @@ def memory(page: RunPage, width: int) -> list[str]:
     peaks = [peak for peak in _highest(page) if peak.stage in predicted or not page.rungs]
     if not peaks:
         return []
+    rows = [_kinds(peak, predicted.get(peak.stage)) for peak in peaks]
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    places = gib_places(*(row[name] for row in rows for name in names))
     cells = [
-        {
-            "stage": peak.stage,
-            "where": "host" if peak.gpu is None else f"GPU {peak.gpu}",
-            "predicted": gib(predicted.get(peak.stage)),
-            "allocated": gib(peak.allocated_bytes),
-            "unexplained": _unexplained(predicted.get(peak.stage), peak.allocated_bytes),
-            "reserved": gib(peak.reserved_bytes),
-            "driver": gib(peak.driver_bytes),
-        }
-        for peak in peaks
+        [
+            peak.stage,
+            "host" if peak.gpu is None else f"GPU {peak.gpu}",
+            *(in_gib(row[name], places=places, is_signed=name == "unexplained") for name in names),
+        ]
+        for peak, row in zip(peaks, rows, strict=True)
     ]
-    names = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
-    columns = [Column(name, is_number=name not in ("stage", "where")) for name in names]
+    columns = [Column("stage"), Column("where"), *(Column(name, is_number=True) for name in names)]
     of = f" of attempt {page.run.attempt}" if len(page.attempts) > 1 else ""
-    return [
-        heading(f"Memory peaks{of}"),
-        *table(columns, [[row[name] for name in names] for row in cells], width=width),
-    ]
+    return [heading(f"Memory peaks{of}, in GiB"), *table(columns, cells, width=width)]
 
 
 def evaluations(page: RunPage, width: int) -> list[str]:
@@ -190,11 +185,16 @@ def _highest(page: RunPage) -> list[MemoryPeakRow]:
     return list(found.values())
 
 
-def _unexplained(predicted: int | None, measured: int | None) -> str:
-    if predicted is None or measured is None:
-        return "-"
-    difference = measured - predicted
-    return ("+" if difference >= 0 else "-") + gib(abs(difference))
+def _kinds(peak: MemoryPeakRow, predicted: int | None) -> dict[str, int | None]:
+    """A stage's bytes by what counted them, and what no line of the plan explains."""
+    is_known = predicted is not None and peak.allocated_bytes is not None
+    return {
+        "predicted": predicted,
+        "allocated": peak.allocated_bytes,
+        "unexplained": peak.allocated_bytes - predicted if is_known else None,
+        "reserved": peak.reserved_bytes,
+        "driver": peak.driver_bytes,
+    }
 
 
 def _way(row: EvaluationRow) -> list[str | Cell]:

@@ -12,40 +12,59 @@ from orchestrator.actions.log_text import inert
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, plan_body
 from orchestrator.actions.step_time import time_sentence, time_text
 from orchestrator.units import counted
-from orchestrator.verbs.table import Cell, Column, heading, pairs, table
-from orchestrator.verbs.words import gib, number
+from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
+from orchestrator.verbs.words import gib, gib_places, in_gib, number
 
 if TYPE_CHECKING:
     from orchestrator.store.rows import RunRow
     from remote.plan import Plan
     from remote.plan.advice import Switch
 
+NOTHING_FITS = (
+    "nothing that draftyard can change makes it fit, alone or with others; a smaller target or a shorter row is needed"
+)
+_DRIVER = {"cuda": "on the card, as its driver counts", "cpu": "of the machine's memory"}
+
 
 def plan_page(found: Planned, *, width: int | None) -> list[str]:
+    """The answer first, then what it is made of, what would change it, and how far it is to be trusted."""
     made, spec = found.plan, found.spec
     lines = [heading(f"{spec.recipe}, branch {spec.branch}: memory of one training step, predicted, in GiB")]
-    lines += ["", *stage_table(made, width=width), "", *pairs(_totals(found))]
-    if found.switches:
+    lines += ["", *pairs(_totals(found), width=width), "", *stage_table(made, width=width)]
+    if found.switches or made.verdict == "does not fit":
         lines += ["", *_advice(found, width=width)]
-    if made.extrapolated:
-        lines += [
-            "",
-            heading("Outside the range this plan was checked in"),
-            *(f"  {text}" for text in made.extrapolated),
-        ]
-    return [*lines, "", heading("Not in the plan"), *(f"  {text}" for text in made.not_modelled)]
+    lines += ["", heading("Checked against measured peaks"), *_checked(made, width=width)]
+    left_out = [line for text in made.not_modelled for line in wrapped(text, width, indent=2)]
+    return [*lines, "", heading("Not in the plan"), *left_out]
 
 
 def stage_table(made: Plan, *, width: int | None) -> list[str]:
-    """One row a component; the last rows are what was predicted, and measured where a smoke run has."""
+    """One row a component; the last rows are their sum, and what smoke runs took beyond it."""
     columns = [Column("component", gives_way=True), *(Column(stage.name, is_number=True) for stage in made.stages)]
+    places = gib_places(made.peak.allocated_bytes)
     rows: list[list[str | Cell]] = [
-        [name, *(_cell(cells.get(stage.name)) for stage in made.stages)] for name, cells in made.table()
+        [name, *(in_gib(cells.get(stage.name), places=places) for stage in made.stages)] for name, cells in made.table()
     ]
-    rows.append([Cell("allocated", is_bold=True), *(Cell(_cell(s.allocated_bytes), is_bold=True) for s in made.stages)])
-    if any(stage.measured_bytes is not None for stage in made.stages):
-        rows.append(["measured", *(_cell(stage.measured_bytes) for stage in made.stages)])
-        rows.append(["unexplained", *(_cell(stage.unexplained_bytes) for stage in made.stages)])
+    sums = [in_gib(stage.allocated_bytes, places=places) for stage in made.stages]
+    rows.append([Cell(text, is_bold=True) for text in ("allocated", *sums)])
+    if any(stage.num_measured for stage in made.stages):
+        left = [in_gib(stage.unexplained_bytes, places=places, is_signed=True) for stage in made.stages]
+        rows.append(["unexplained", *left])
+    return table(columns, rows, width=width)
+
+
+def _checked(made: Plan, *, width: int | None) -> list[str]:
+    """The range that the plan was held against measured peaks in; a size outside it makes it an extrapolation."""
+    columns = [Column("size"), Column("here", is_number=True), Column("checked"), Column("")]
+    rows: list[list[str | Cell]] = [
+        [
+            size.name,
+            f"{size.value:,}",
+            f"{size.low:,} to {size.high:,}",
+            "" if size.is_inside else Cell("extrapolated", colour="yellow"),
+        ]
+        for size in made.checked
+    ]
     return table(columns, rows, width=width)
 
 
@@ -57,6 +76,7 @@ def plan_document(found: Planned) -> dict[str, Any]:
         "branch": found.spec.branch,
         "plan": plan_body(made),
         "capacity_from": found.capacity_from,
+        "measured_in": found.measured_in,
         "largest": found.largest,
         "time": None if found.time is None else {**vars(found.time), "total_s": found.time.total_s},
         "switches": [_switch_body(switch) for switch in found.switches],
@@ -73,11 +93,13 @@ def fits_lines(
     if fits.planned is None:
         return [heading("What would fit"), fits.note]
     found = fits.planned
-    head = [heading(f"The run's own plan, against {gib(found.plan.capacity_bytes)}"), *pairs(_totals(found)[:-3])]
+    head = [
+        heading(f"The run's own plan, against {gib(found.plan.capacity_bytes)}"),
+        *pairs(_totals(found)[:-3], width=width),
+    ]
     short = f"it needed {gib(fits.short_bytes)} more than its plan said; what is offered leaves that free"
     over = _exceeded_line(fits)
-    none = ["no single change fits; a smaller target or a shorter row is needed"]
-    advice = _advice(found, width=width, is_numbered=True) if found.switches else none
+    advice = _advice(found, width=width, is_numbered=True)
     try_it = ["", _try_line(found, run, is_tried=is_tried, own=own)] if found.switches else []
     return [*head, *over, *([short] if fits.short_bytes else []), "", *advice, *try_it]
 
@@ -122,51 +144,72 @@ def effect_text(effect: Effect, value: float) -> str:
 
 
 def _totals(found: Planned) -> list[tuple[str, str]]:
-    made = found.plan
-    items = [("peak", f"{gib(made.peak.allocated_bytes)} allocated, in {made.peak.name}")]
-    if made.slack_bytes:
-        items.append(("+ allocator", f"{gib(made.slack_bytes)}, an estimate"))
-    items.append(("+ context", f"{gib(made.context_bytes)}, an estimate"))
-    items.append(("must fit", gib(made.driver_bytes)))
-    if made.capacity_bytes is not None and made.headroom_bytes is not None:
-        left = (
-            f"{gib(made.headroom_bytes)} left" if made.headroom_bytes >= 0 else f"{gib(-made.headroom_bytes)} too much"
-        )
-        items.append(("capacity", f"{gib(made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}"))
-    else:
-        items.append(("capacity", "not given; --gpu 95GiB or --host HOST says whether it fits"))
-    if found.largest is not None:
-        largest = found.largest
-        items.append(
-            (
-                "largest",
-                f"{counted(largest.max_anchors, 'anchor')} x block {largest.block_size} = {largest.block_tokens:,} block tokens fit",
-            )
-        )
-    work = made.work
-    items.append(
-        (
-            "a step",
-            f"{work.block_tokens:,} block tokens, {work.context_tokens:,} context tokens, {work.total / 1e12:.3g} TFLOP",
-        )
+    """What must fit against what there is, then what it is the sum of; the last three are of the whole training."""
+    made, work, places = found.plan, found.plan.work, gib_places(found.plan.driver_bytes)
+    peak, slack, context = (
+        f"{in_gib(size, places=places)} GiB"
+        for size in (made.peak.allocated_bytes, made.slack_bytes, made.context_bytes)
     )
+    items = [
+        ("capacity", _capacity(found)),
+        ("must fit", f"{in_gib(made.driver_bytes, places=places)} GiB {_DRIVER[made.device]}"),
+    ]
+    items.append(("  peak", f"{peak} allocated, in {made.peak.name}"))
+    if made.slack_bytes:
+        items.append(("  + allocator", f"{slack} reserved beyond it, an estimate"))
+    if made.context_bytes:
+        items.append(("  + context", f"{context} of the driver, an estimate"))
+    if found.measured_in:
+        items.append(("measured", _measured(found)))
+    if made.capacity_bytes is not None:
+        items.append(("largest", _largest(found)))
+    tokens = f"{work.block_tokens:,} block tokens, {work.context_tokens:,} context tokens"
+    items.append(("a step", f"{tokens}, {work.total / 1e12:.3g} TFLOP"))
     items.append(("time", time_sentence(found.time, found.spec)))
     items.append(("computed in", f"{made.dtype} on {made.device}; drafter of {made.sizes.parameters:,} parameters"))
     return items
 
 
+def _capacity(found: Planned) -> str:
+    made = found.plan
+    if made.capacity_bytes is None or made.headroom_bytes is None:
+        return "not given; --gpu 95GiB or --host HOST says whether it fits"
+    left = f"{gib(made.headroom_bytes)} left" if made.headroom_bytes >= 0 else f"{gib(-made.headroom_bytes)} too much"
+    return f"{gib(made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}"
+
+
+def _measured(found: Planned) -> str:
+    """How far off the plan was where it was held against a card or a machine: the stage that it knew least of."""
+    off = [stage for stage in found.plan.stages if stage.unexplained_bytes is not None]
+    most = max(off, key=lambda stage: abs(stage.unexplained_bytes or 0))
+    runs = counted(len(found.measured_in), "smoke run")
+    size = in_gib(most.unexplained_bytes, places=gib_places(most.unexplained_bytes), is_signed=True)
+    return f"{size} GiB off at most, in {most.name}, by {runs} of this shape; the newest {found.measured_in[0]}"
+
+
+def _largest(found: Planned) -> str:
+    if found.largest is None:
+        return "not one anchor fits"
+    anchors, size = counted(found.largest.max_anchors, "anchor"), found.largest.block_size
+    return f"{anchors} x block {size} = {found.largest.block_tokens:,} block tokens fit"
+
+
 def _advice(found: Planned, *, width: int | None, is_numbered: bool = False) -> list[str]:
-    told = "What would fit" if found.plan.verdict == "does not fit" else "What would lower the peak"
-    return [heading(told), *_switches(found.switches[:MOST_OFFERED], width=width, is_numbered=is_numbered)]
+    told = heading("What would fit" if found.plan.verdict == "does not fit" else "What would lower the peak")
+    if not found.switches:
+        return [told, *wrapped(NOTHING_FITS, width)]
+    return [told, *_switches(found.switches[:MOST_OFFERED], width=width, is_numbered=is_numbered)]
 
 
 def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> list[str]:
-    """A line for what a change buys and, whole, what to type for it."""
-    columns = [Column("change"), Column("saves", is_number=True), Column("work", is_number=True), Column("result")]
+    """A line for what a change buys; below it what to beware of and, whole, what to type."""
+    numbers = (Column(name, is_number=True) for name in ("saves GiB", "work"))
+    columns = [Column("change"), *numbers, Column("result")]
+    places = gib_places(*(switch.saved_bytes for switch in found))
     rows = [
         [
             f"{place} {switch.name}" if is_numbered else switch.name,
-            gib(switch.saved_bytes),
+            in_gib(switch.saved_bytes, places=places),
             f"x{switch.work_factor:.2f}",
             "same" if switch.keeps_result else "differs",
         ]
@@ -175,8 +218,9 @@ def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> l
     head, *lines = table(columns, rows, width=width)
     told = [head]
     for switch, line in zip(found, lines, strict=True):
-        typed = "  " + " ".join(f"--set {override}" for override in switch.overrides)
-        told += [line, click.style(typed + (f"  ({switch.caution})" if switch.caution else ""), dim=True)]
+        typed = " ".join(f"--set {override}" for override in switch.overrides)
+        cautions = wrapped(switch.caution, width, indent=2) if switch.caution else []
+        told += [line, *(click.style(text, dim=True) for text in (*cautions, f"  {typed}"))]
     return told
 
 
@@ -184,13 +228,3 @@ def _switch_body(switch: Switch) -> dict[str, Any]:
     names = ("name", "overrides", "saved_bytes", "work_factor", "keeps_result", "caution")
     body = {name: getattr(switch, name) for name in names}
     return {**body, "driver_bytes": switch.plan.driver_bytes, "verdict": switch.plan.verdict}
-
-
-def _cell(size_bytes: int | None) -> str:
-    """GiB with two digits; three significant ones where the plan is that of a small model."""
-    if size_bytes is None:
-        return ""
-    size = size_bytes / 2**30
-    if 0 < abs(size) < 0.0005:
-        return "<0.001"
-    return f"{size:.2f}" if abs(size) >= 1 or size == 0 else f"{size:.3f}"

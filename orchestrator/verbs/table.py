@@ -7,6 +7,7 @@ way when the terminal is narrow. Colours are applied to whole cells after the wi
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import click
 from orchestrator.actions.log_text import inert
 
 GAP = "  "
+LEAST_TEXT = 24  # columns of a running text, however narrow the terminal
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,26 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, wi
     return [_line(columns, row, widths) for row in [heading, *cells]]
 
 
-def pairs(items: Sequence[tuple[str, str]], *, indent: int = 0) -> list[str]:
-    """Names and values, the values in one column; a value of several lines stays in its column."""
+def pairs(items: Sequence[tuple[str, str]], *, indent: int = 0, width: int | None = None) -> list[str]:
+    """Names and values, the values in one column; a value of several lines stays in its column, as does one that is
+    wider than the terminal, where a `width` is given.
+    """
     widest = max((len(name) for name, _ in items), default=0)
+    room = None if width is None else width - indent - widest - len(GAP)
     lines = []
     for name, value in items:
-        first, *rest = [inert(line) for line in value.splitlines()] or [""]
+        first, *rest = [part for line in value.splitlines() for part in wrapped(line, room)] or [""]
         lines.append(" " * indent + click.style(inert(name).ljust(widest), dim=True) + GAP + first)
         lines += [" " * (indent + widest) + GAP + line for line in rest]
     return lines
+
+
+def wrapped(text: str, width: int | None, *, indent: int = 0) -> list[str]:
+    """The text between words, not in them, as lines of at most `width` columns; a terminal that is very narrow cuts."""
+    if width is None:
+        return [" " * indent + inert(text)]
+    room = max(width - indent, LEAST_TEXT)
+    return [" " * indent + line for line in textwrap.wrap(inert(text), room, break_long_words=False) or [""]]
 
 
 def heading(text: str) -> str:
@@ -102,7 +115,7 @@ def _line(columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[int])
 
 
 def _styled(cell: Cell, text: str) -> str:
-    if not (cell.colour or cell.is_dim or cell.is_bold):
+    if not text or not (cell.colour or cell.is_dim or cell.is_bold):
         return text
     return click.style(text, fg=cell.colour, dim=cell.is_dim or None, bold=cell.is_bold or None)
 

@@ -18,6 +18,21 @@ def gib(size_bytes: float | None) -> str:
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
+def in_gib(size_bytes: float | None, *, places: int = 2, is_signed: bool = False) -> str:
+    """A size in a column whose heading says GiB; empty where there is none."""
+    if size_bytes is None:
+        return ""
+    size, least = size_bytes / 2**30, 10.0**-places
+    if 0 < abs(size) < least / 2 and not is_signed:
+        return f"<{least}"
+    return f"{size:{'+' if is_signed else ''}.{places}f}"
+
+
+def gib_places(*sizes_bytes: float | None) -> int:
+    """Digits behind the point for a column of these: two, or three where all are below 1 GiB, so that points line up."""
+    return 2 if max((abs(size) for size in sizes_bytes if size is not None), default=0) >= 2**30 else 3
+
+
 def grace_left(seconds: float) -> str:
     """What a person who stops a run may wait for: `killed in 42 s`, `being killed`."""
     if seconds <= 0:

@@ -2,8 +2,8 @@
 
 Standard library only, so a laptop without torch can plan. The numbers are predictions of three kinds that are never
 mixed: *allocated* (bytes of tensors, as torch counts them), *reserved* (with the allocator's slack), *driver* (with the
-CUDA context: what must fit on the card). After a smoke run the measured peaks stand beside them, and what no line
-explains is said as a line of its own. `memory` holds the arithmetic, `advice` what each change would buy.
+CUDA context: what must fit on the card). What smoke runs of the same shape were measured to take beyond their plan, and
+no line explains, is a line of its own. `memory` holds the arithmetic, `advice` what each change would buy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from remote.plan.checked import extrapolated
+from remote.plan.checked import Checked, checked
 from remote.plan.kernels import assumption
 from remote.plan.memory import Component, target_bytes
 from remote.plan.moments import stage_components
@@ -30,21 +30,20 @@ FITS_SHARE = 0.95  # a plan is right within 5 %: above this share of the capacit
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage at its worst moment. `measured_bytes` is the largest allocated peak of `num_measured` smoke runs."""
+    """One stage at its worst moment.
+
+    `unexplained_bytes`: measured less predicted, the most of `num_measured` smoke runs: what no line explains
+    (negative: every plan was too high).
+    """
 
     name: str
     components: tuple[Component, ...]
-    measured_bytes: int | None = None
+    unexplained_bytes: int | None = None
     num_measured: int = 0
 
     @property
     def allocated_bytes(self) -> int:
         return sum(component.size_bytes for component in self.components)
-
-    @property
-    def unexplained_bytes(self) -> int | None:
-        """Measured less predicted: what no line explains (negative: the plan was too high)."""
-        return None if self.measured_bytes is None else self.measured_bytes - self.allocated_bytes
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Plan:
     capacity_bytes: int | None
     work: Work
     not_modelled: tuple[str, ...]
-    extrapolated: tuple[str, ...]  # where it leaves the range it was checked in
+    checked: tuple[Checked, ...]  # the sizes that decide it, each with the range it was held against measured peaks in
 
     @property
     def peak(self) -> StagePlan:
@@ -79,17 +78,18 @@ class Plan:
     @property
     def verdict(self) -> str | None:
         """fits, tight or does not fit; None without a capacity."""
-        if self.capacity_bytes is None:
-            return None
-        if self.driver_bytes > self.capacity_bytes:
-            return "does not fit"
-        return "fits" if self.driver_bytes <= FITS_SHARE * self.capacity_bytes else "tight"
+        return verdict_of(self.driver_bytes, self.capacity_bytes)
 
     @property
     def least_step_s(self) -> float | None:
         """A step's arithmetic at the measured ceiling, so a lower bound for such a card; None where none was measured."""
         has_ceiling = self.device == "cuda" and self.dtype == "bfloat16"
         return self.work.seconds(CEILING_FLOP_PER_S) if has_ceiling else None
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """Where it leaves the range it was checked in, one line each."""
+        return tuple(size.told for size in self.checked if not size.is_inside)
 
     def stage(self, name: str) -> StagePlan:
         return next(stage for stage in self.stages if stage.name == name)
@@ -109,18 +109,18 @@ def plan(
     *,
     capacity_bytes: int | None = None,
     device: str = "cuda",
-    measured: Mapping[str, Sequence[int]] | None = None,
+    residuals: Mapping[str, Sequence[int]] | None = None,
     rung: str | None = None,
 ) -> Plan:
     """Predicts the peaks of one step at the worst batch the recipe allows.
 
-    `measured`: allocated peaks by stage, one of each smoke run. `rung`: the smoke rung that is planned, None for a
-    training, whose process holds more on a CPU. ValueError: unknown device.
+    `residuals`: allocated peaks less what was planned of them, by stage, one of each smoke run. `rung`: the smoke rung
+    that is planned, None for a training, whose process holds more on a CPU. ValueError: unknown device.
     """
     if device not in CONTEXT_BYTES:
         raise ValueError(f"device is {device!r}; a plan knows {' and '.join(CONTEXT_BYTES)}")
     at = sizes(spec, device=device, documents=MULTI_DOC_DOCUMENTS if rung == "multi_doc" else None)
-    seen = measured or {}
+    seen = residuals or {}
     stages = tuple(
         StagePlan(name, tuple(lines), max(seen.get(name, ()), default=None), len(seen.get(name, ())))
         for name, lines in stage_components(spec, at, rung=rung).items()
@@ -137,8 +137,17 @@ def plan(
         capacity_bytes=capacity_bytes,
         work=work(spec, at),
         not_modelled=_not_modelled(spec, at),
-        extrapolated=extrapolated(at),
+        checked=checked(at),
     )
+
+
+def verdict_of(driver_bytes: int, capacity_bytes: int | None) -> str | None:
+    """fits, tight or does not fit; None without a capacity."""
+    if capacity_bytes is None:
+        return None
+    if driver_bytes > capacity_bytes:
+        return "does not fit"
+    return "fits" if driver_bytes <= FITS_SHARE * capacity_bytes else "tight"
 
 
 def has_expandable_segments(spec: DFlashSpec) -> bool:
@@ -168,14 +177,9 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
     if spec.optim.name == "muon":
         found.append("muon's temporaries are an estimate")
     if spec.roles.drafter > 1:
-        found.append(
-            f"time: a step is reckoned as one process takes it; {spec.roles.drafter} drafters share its batches"
-        )
+        found.append("time: what drafters wait for one another and for the sum of their gradients")
     if spec.roles.target > 0:
-        size = target_bytes(spec, at) / 2**30
-        found.append(
-            f"the cards of the {spec.roles.target} target processes: {size:.2f} GiB of weights each, and activations"
-        )
+        found.append("a target's experts and states of linear attention, and its attention in a processor's memory")
     elif holds_target(spec):
         found.append("activations of the target while it computes hidden states")
     else:

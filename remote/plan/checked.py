@@ -1,10 +1,12 @@
 """The range in which the plan was held against measured peaks; outside it a plan is an extrapolation.
 
 On a CPU the oracle is torch's own books in `tests/remote/test_plan.py`. On a CUDA card it is `benchmarks/plan.py`, which
-prints the ranges it covered; a card that nobody measured has none.
+prints the ranges it covered.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from remote.plan.sizes import Sizes
 
@@ -28,17 +30,27 @@ CHECKED: dict[str, dict[str, Range]] = {
 }
 
 
-def extrapolated(at: Sizes) -> tuple[str, ...]:
-    """Where the plan leaves the range it was checked in, one line each; empty inside it."""
+@dataclass(frozen=True)
+class Checked:
+    """A size that decides a plan, and from where to where the plan was held against measured peaks."""
+
+    name: str
+    value: int
+    low: int
+    high: int
+
+    @property
+    def is_inside(self) -> bool:
+        return self.low <= self.value <= self.high
+
+    @property
+    def told(self) -> str:
+        return f"{self.name} {self.value:,} was not checked; {self.low:,} to {self.high:,} was"
+
+
+def checked(at: Sizes) -> tuple[Checked, ...]:
     ranges = CHECKED["cuda" if at.is_cuda else "cpu"]
-    if not ranges:
-        return ("no CUDA card has been measured yet: every number is arithmetic",)
-    return tuple(
-        f"{name} {value:,} was not checked; {low:,} to {high:,} was"
-        for name, value in measures(at).items()
-        for low, high in (ranges[name],)
-        if not low <= value <= high
-    )
+    return tuple(Checked(name, value, *ranges[name]) for name, value in measures(at).items())
 
 
 def measures(at: Sizes) -> dict[str, int]:

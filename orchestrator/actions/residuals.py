@@ -1,0 +1,40 @@
+"""What smoke runs of the same shape took beyond their plan: memory that no line of the next plan explains either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.actions.shape import gpu_of, is_of_shape, steps_climbed
+from orchestrator.store.reads import Reader
+from remote.plan import plan
+from remote.spec import DFlashSpec
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Measured less planned bytes by stage, one of each run, the newest first; and those runs."""
+
+    by_stage: dict[str, list[int]]
+    run_ids: tuple[str, ...]
+
+
+def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None = None) -> Residuals:
+    """Of the newest rungs `fwd_bwd` on this kind of device; on the host, where one is named.
+
+    Held against today's plan of the rung: what an older plan did not know has been learnt since.
+    """
+    planned = {stage.name: stage.allocated_bytes for stage in plan(spec, device=device, rung="fwd_bwd").stages}
+    by_stage: dict[str, list[int]] = {name: [] for name in planned}
+    run_ids = []
+    for row in steps_climbed(reader, spec.recipe):
+        gpu = gpu_of(reader, row.run_id)
+        if host not in (None, row.host) or gpu is None or bool(gpu) != (device == "cuda"):
+            continue
+        peaks = {name: row.values.get(f"{name}_allocated_bytes") for name in planned}
+        known = {name: size for name, size in peaks.items() if isinstance(size, int | float)}
+        if not known or not is_of_shape(reader, row.run_id, spec):
+            continue
+        run_ids.append(row.run_id)
+        for name, size in known.items():
+            by_stage[name].append(round(size) - planned[name])
+    return Residuals({name: sizes for name, sizes in by_stage.items() if sizes}, tuple(run_ids))

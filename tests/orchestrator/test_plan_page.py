@@ -1,0 +1,108 @@
+"""The page of a plan: what smoke runs taught it, how far it was checked, and what it says where nothing fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.plans import plan_memory
+from orchestrator.recipe import load_recipe
+from orchestrator.store.rows import Document
+from orchestrator.store.writes import Store
+from orchestrator.verbs.plan_page import NOTHING_FITS, plan_document, plan_page
+from orchestrator.verbs.words import gib_places, in_gib
+from remote.plan import plan
+from remote.spec import DFlashSpec, dump
+from tests.orchestrator.runs import batch, event, started
+
+GIB, MIB = 2**30, 2**20
+H200 = "NVIDIA H200 150754820096 bytes"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return find_places(tmp_path, {}, db=tmp_path / "runs.db")
+
+
+def _climbed(places: Places, run_id: str, beyond_bytes: int, *overrides: str, gpu: str = "none") -> None:
+    """A smoke run whose step took so much more than the plan of its rung had said."""
+    spec = load_recipe("smollm2").resolve("ce", overrides).spec
+    assert isinstance(spec, DFlashSpec)
+    planned = plan(spec, device="cpu" if gpu == "none" else "cuda", rung="fwd_bwd").stage("step").allocated_bytes
+    documents = {Document.SPEC: dump(spec), Document.FINGERPRINT: json.dumps({"gpu": gpu})}
+    values = {"step_s": 1.0, "step_allocated_bytes": planned + beyond_bytes}
+    with Store(places.db) as store:
+        started(store, run_id, kind="smoke", recipe="smollm2", documents=documents)
+        told = event(1, "rung", name="fwd_bwd", passed=True, values=values, message="")
+        store.ingest(batch([told], run_id=run_id))
+
+
+def _page(places: Places, word: str, width: int | None = None, **asked: int) -> list[str]:
+    return [click.unstyle(line) for line in plan_page(plan_memory(places, word, **asked), width=width)]
+
+
+def test_the_next_plan_shows_what_smoke_runs_took_beyond_theirs_with_their_number(places: Places) -> None:
+    _climbed(places, "kaaaaaaa", 300 * MIB)
+    _climbed(places, "kbbbbbbb", 20 * MIB, "train.num_steps=5")
+    _climbed(places, "kccccccc", 900 * MIB, "data.max_anchors=9")
+    _climbed(places, "kddddddd", 700 * MIB, gpu=H200)
+
+    found = plan_memory(places, "smollm2")
+    page = _page(places, "smollm2")
+
+    step = found.plan.stage("step")
+    assert (step.unexplained_bytes, step.num_measured) == (300 * MIB, 2)
+    assert found.plan.stage("load").num_measured == 0
+    assert set(found.measured_in) == {"kbbbbbbb", "kaaaaaaa"}
+    assert next(line for line in page if line.startswith("unexplained")).split() == ["unexplained", "+0.293"]
+    assert any("+0.293 GiB off at most, in step, by 2 smoke runs of this shape; the newest" in line for line in page)
+    assert plan_document(found)["plan"]["stages"][-1]["unexplained_bytes"] == 300 * MIB
+
+
+def test_a_plan_that_nobody_has_measured_shows_no_such_line(places: Places) -> None:
+    assert not any(line.startswith(("unexplained", "measured")) for line in _page(places, "smollm2"))
+
+
+def test_the_range_that_was_checked_is_printed_and_what_leaves_it_marked(places: Places) -> None:
+    inside, outside = _page(places, "qwen3.6-27b", capacity_bytes=95 * GIB), _page(places, "smollm2")
+
+    assert "hidden size       5,120  256 to 5,120" in inside
+    assert not any("extrapolated" in line for line in inside)
+    assert "hidden size        576  64 to 192     extrapolated" in outside
+    assert "context tokens     256  64 to 512" in outside
+
+
+def test_where_nothing_fits_the_page_says_so(places: Places) -> None:
+    page = _page(places, "qwen3.6-27b", capacity_bytes=10 * GIB)
+
+    assert page[page.index("What would fit") + 1] == NOTHING_FITS
+    assert any("not one anchor fits" in line for line in page)
+
+
+def test_the_answer_comes_first_and_each_kind_of_peak_is_named(places: Places) -> None:
+    page = _page(places, "qwen3.6-27b", capacity_bytes=95 * GIB)
+
+    assert [line.split()[0] for line in page[2:4]] == ["capacity", "must"]
+    assert "fits, 56.88 GiB left" in page[2]
+    assert [
+        any(word in line for line in page) for word in ("allocated, in forward", "reserved beyond", "driver counts")
+    ]
+
+
+@pytest.mark.parametrize("word", ["qwen3.6-27b", "smollm2"])
+def test_no_line_but_what_is_typed_is_wider_than_the_terminal_and_sizes_are_in_gib(places: Places, word: str) -> None:
+    page = _page(places, word, width=80, capacity_bytes=8 * GIB)
+
+    assert [line for line in page if len(line) > 80 and not line.startswith("  --set")] == []
+    assert [line for line in page if "MiB" in line or " 0 B" in line or line != line.rstrip()] == []
+
+
+def test_points_of_a_column_line_up() -> None:
+    assert gib_places(GIB // 2, None) == 3
+    assert gib_places(GIB // 2, GIB) == 2
+    assert [in_gib(size) for size in (None, 0, 1, GIB // 2, 12 * GIB)] == ["", "0.00", "<0.01", "0.50", "12.00"]
+    assert in_gib(-GIB // 2, places=3, is_signed=True) == "-0.500"
