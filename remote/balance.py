@@ -49,6 +49,16 @@ class Sides:
         return targets, num_ranks - targets
 
 
+def predicted(num_targets: int, num_drafters: int, target_s: float, drafter_s: float) -> Sides:
+    """Who will wait for whom, where a batch takes a rank of each role so long and nothing else delays it."""
+    batch_s = max(target_s / num_targets, drafter_s / num_drafters)  # between two batches of all ranks
+    target, drafter = (
+        Pace(busy_s, max(0.0, num_ranks * batch_s - busy_s))
+        for num_ranks, busy_s in ((num_targets, target_s), (num_drafters, drafter_s))
+    )
+    return Sides(num_targets, num_drafters, target, drafter)
+
+
 def sentence(sides: Sides, *, depth: float, capacity: int) -> str:
     """For a person: which side holds the other up, by what it shows, and what would balance them."""
     seconds = f"a batch takes a target rank {_s(sides.target.busy_s)} and a drafter rank {_s(sides.drafter.busy_s)}"

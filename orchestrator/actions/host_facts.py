@@ -18,6 +18,7 @@ from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Kind
 from orchestrator.units import counted, format_duration
 from remote.plan import plan
+from remote.plan.roles import roles_plan
 from remote.probe import oldest_driver
 from remote.spec import DFlashSpec, Spec
 
@@ -260,7 +261,9 @@ def _refuse_too_full(chosen: Sequence[Mapping[str, Any]], spec: Spec, host: str)
     """Where an empty card would do and this one does not. One that is too small altogether is told by its smoke run."""
     if not isinstance(spec, DFlashSpec):
         return
-    need_bytes = plan(spec, device="cuda").driver_bytes
+    made = plan(spec, device="cuda")
+    by_role = roles_plan(spec, made)  # which card gets which role is not told here: the larger one counts
+    need_bytes = max(role.driver_bytes for role in by_role.each) if by_role else made.driver_bytes
     for gpu in chosen:
         total = gpu.get("total_bytes") or 0
         free = total - (gpu.get("used_bytes") or 0)

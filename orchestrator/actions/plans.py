@@ -15,7 +15,8 @@ from orchestrator.actions.host_facts import capacity_of
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
-from orchestrator.actions.step_time import StepTime, bound, measured
+from orchestrator.actions.role_time import ByRole, by_role, step_time
+from orchestrator.actions.step_time import StepTime, bound
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import StoreError, UsageError
 from orchestrator.recipe import Resolved
@@ -39,6 +40,7 @@ class Planned:
     largest: Largest | None  # the most anchors that fit at this block size
     switches: list[Switch]  # single changes that lower the peak; what fits first where today's plan does not
     time: StepTime | None = None  # None: neither measured nor bounded
+    by_role: ByRole | None = None  # where several processes share the training
     measured_in: tuple[str, ...] = ()  # the smoke runs whose unexplained memory the plan holds, the newest first
 
 
@@ -108,8 +110,17 @@ def plan_memory(
         told = f"host {host} as last seen"
     seen = _asked(places, lambda reader: residuals(reader, spec, device=device, host=host), tell)
     found = _planned(spec, capacity_bytes, told, device=device, seen=seen)
-    time = None if seen is None else _asked(places, lambda reader: measured(reader, spec, found.plan, host=host), tell)
-    return dataclasses.replace(found, time=time or bound(spec, found.plan))
+    if seen is None:
+        return dataclasses.replace(found, time=bound(spec, found.plan), by_role=by_role(None, spec, found.plan))
+    time, roles = _asked(
+        places,
+        lambda reader: (
+            step_time(reader, spec, found.plan, host=host),
+            by_role(reader, spec, found.plan, host=host),
+        ),
+        tell,
+    ) or (None, by_role(None, spec, found.plan))
+    return dataclasses.replace(found, time=time or bound(spec, found.plan), by_role=roles)
 
 
 def _asked(places: Places, ask: Callable[[Reader], Found], tell: Tell) -> Found | None:
@@ -185,7 +196,7 @@ def effects(places: Places, compared: Compared, *, tell: Tell = silent) -> list[
 def _time_effects(places: Places, specs: Sequence[DFlashSpec], made: Sequence[Plan], tell: Tell) -> list[Effect]:
     """Measured on both sides, or guessed on both: a measured time beside a bound would compare nothing."""
     pairs = list(zip(specs, made, strict=True))
-    times, told = _asked(places, lambda reader: [measured(reader, *pair) for pair in pairs], tell), "measured"
+    times, told = _asked(places, lambda reader: [step_time(reader, *pair) for pair in pairs], tell), "measured"
     if times is None or None in times:
         times, told = [bound(*pair) for pair in pairs], "at least: a guess"
     left, right = times

@@ -16,6 +16,7 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Kind
 from orchestrator.units import duration
 from remote.plan import Plan
+from remote.plan.roles import roles_plan
 from remote.plan.time import CEILING, CEILING_FLOP_PER_S
 from remote.spec import DFlashSpec
 
@@ -47,7 +48,11 @@ def time_text(seconds: float) -> str:
 
 
 def bound(spec: DFlashSpec, made: Plan) -> StepTime | None:
-    """None where no ceiling was measured: a processor, float32."""
+    """None where no ceiling was measured: a processor, float32. Of several processes the slower role's."""
+    roles = roles_plan(spec, made)
+    if roles is not None and roles.least_step_s is not None:
+        told = f"the slower role's {roles.batches_a_step} batches at {CEILING_FLOP_PER_S / 1e12:.0f} TFLOP/s, {CEILING}"
+        return StepTime(roles.least_step_s, spec.train.num_steps, False, told)
     if made.least_step_s is None:
         return None
     told = f"{made.work.total / 1e12:,.3g} TFLOP at {CEILING_FLOP_PER_S / 1e12:.0f} TFLOP/s, {CEILING}"
@@ -57,7 +62,8 @@ def bound(spec: DFlashSpec, made: Plan) -> StepTime | None:
 def measured(reader: Reader, spec: DFlashSpec, made: Plan, *, host: str | None = None) -> StepTime | None:
     """Of the newest training of the same recipe, shape and kind of device, else of the newest rung `fwd_bwd`; on the
     host, where one is named."""
-    for run_id, on, step_s, what in (*_trainings(reader, spec), *_rungs(reader, spec)):
+    is_one = spec.roles.target + spec.roles.drafter == 1  # a rung takes a step in one process
+    for run_id, on, step_s, what in (*_trainings(reader, spec), *(_rungs(reader, spec) if is_one else ())):
         gpu = gpu_of(reader, run_id)
         if host not in (None, on) or gpu is None or bool(gpu) != (made.device == "cuda"):
             continue

@@ -126,26 +126,27 @@ def recent_mean(reader: Reader, run_id: str, name: str, *, attempt: int, rank: i
 
 
 def roles_told(reader: Reader, run: RunRow) -> str | None:
-    """Which role of a training with target processes holds the other up; None for any other run, or before it has told.
-
-    Seconds a micro-batch, of the first drafter and the first target, which stand for their like.
-    """
+    """Which role of a training with target processes holds the other up; None for any other run, or before it has told."""
     spec = json.loads(reader.document(run.id, Document.SPEC) or "{}")
-    roles, queue, accumulation = (
-        roles_of(run, spec),
-        _count(spec, "roles", "queue"),
-        _count(spec, "train", "accumulation"),
-    )
-    if roles is None or queue is None or accumulation is None:
+    roles, queue, sides = roles_of(run, spec), _count(spec, "roles", "queue"), sides_of(reader, run)
+    if roles is None or queue is None or sides is None:
         return None
-    first = roles.drafters[0]
+    depth = recent_mean(reader, run.id, "queue_depth", attempt=run.attempt, rank=roles.drafters[0])
+    return None if depth is None else sentence(sides, depth=depth, capacity=queue)
+
+
+def sides_of(reader: Reader, run: RunRow) -> Sides | None:
+    """Seconds a micro-batch, of the first drafter and the first target, which stand for their like; None as above."""
+    spec = json.loads(reader.document(run.id, Document.SPEC) or "{}")
+    roles, accumulation = roles_of(run, spec), _count(spec, "train", "accumulation")
+    if roles is None or accumulation is None:
+        return None
     a_step = accumulation / roles.num_drafters  # micro-batches of a drafter; a target tells each of its own
-    drafter = _pace(reader, run, rank=first, micro_batches=a_step)
+    drafter = _pace(reader, run, rank=roles.drafters[0], micro_batches=a_step)
     target = _pace(reader, run, rank=roles.targets[0], micro_batches=1)
-    depth = recent_mean(reader, run.id, "queue_depth", attempt=run.attempt, rank=first)
-    if drafter is None or target is None or depth is None:
+    if drafter is None or target is None:
         return None
-    return sentence(Sides(roles.num_targets, roles.num_drafters, target, drafter), depth=depth, capacity=queue)
+    return Sides(roles.num_targets, roles.num_drafters, target, drafter)
 
 
 def roles_of(run: RunRow, spec: Mapping[str, Any]) -> Roles | None:

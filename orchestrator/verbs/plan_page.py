@@ -12,6 +12,7 @@ from orchestrator.actions.log_text import inert
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, plan_body
 from orchestrator.actions.step_time import time_sentence, time_text
 from orchestrator.units import counted
+from orchestrator.verbs.roles_page import roles_document, roles_section
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, number
 
@@ -31,6 +32,8 @@ def plan_page(found: Planned, *, width: int | None) -> list[str]:
     made, spec = found.plan, found.spec
     lines = [heading(f"{spec.recipe}, branch {spec.branch}: memory of one training step, predicted, in GiB")]
     lines += ["", *pairs(_totals(found), width=width), "", *stage_table(made, width=width)]
+    if found.by_role is not None:
+        lines += ["", *roles_section(found.by_role, width=width)]
     if found.switches or made.verdict == "does not fit":
         lines += ["", *_advice(found, width=width)]
     lines += ["", heading("Checked against measured peaks"), *_checked(made, width=width)]
@@ -79,6 +82,7 @@ def plan_document(found: Planned) -> dict[str, Any]:
         "measured_in": found.measured_in,
         "largest": found.largest,
         "time": None if found.time is None else {**vars(found.time), "total_s": found.time.total_s},
+        "by_role": None if found.by_role is None else roles_document(found.by_role),
         "switches": [_switch_body(switch) for switch in found.switches],
     }
 
@@ -175,7 +179,9 @@ def _capacity(found: Planned) -> str:
     if made.capacity_bytes is None or made.headroom_bytes is None:
         return "not given; --gpu 95GiB or --host HOST says whether it fits"
     left = f"{gib(made.headroom_bytes)} left" if made.headroom_bytes >= 0 else f"{gib(-made.headroom_bytes)} too much"
-    return f"{gib(made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}"
+    told = f"{gib(made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}"
+    target = None if found.by_role is None else found.by_role.plan.target
+    return told if target is None else f"{told}, of a drafter rank; a target rank: {target.verdict}"
 
 
 def _measured(found: Planned) -> str:

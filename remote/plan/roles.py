@@ -1,0 +1,162 @@
+"""A training by role, each role's side of it: what a rank holds, what a batch costs it, and the queue between the two.
+
+A drafter rank is the plan itself. Of the target a recipe says only width, depth and number of weights: what one of its
+passes makes is bounded from above, its time from below (two FLOP a weight and token, attention left out), both for a
+dense target. A batch is a micro-batch: rows_per_step rows, of which a step has train.accumulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remote.plan import SLACK_SHARE, Plan, has_expandable_segments, verdict_of
+from remote.plan.memory import PROCESS_BYTES, Component, libraries, target_bytes, transformers
+from remote.plan.sizes import Sizes
+from remote.plan.time import CEILING_FLOP_PER_S
+from remote.spec import DFlashSpec
+
+# As `remote.drafter.queue` and `remote.drafter.target` have them; a test compares.
+OUTBOX = 2  # batches on their way from a target
+CAPTURE_TOKENS, PADDED = 4096, 8 / 7  # documents of like length in one pass, padded to the longest
+WIDEST = 3  # an MLP's gate, its SiLU's product and up, alive together
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """The ranks of one role: memory of each at its worst moment, and the arithmetic of a batch."""
+
+    name: str  # target, drafter
+    num_ranks: int
+    components: tuple[Component, ...]
+    slack_bytes: int
+    context_bytes: int
+    capacity_bytes: int | None
+    batch_flop: float
+    least_batch_s: float | None  # at the measured ceiling; None where none was measured
+
+    @property
+    def driver_bytes(self) -> int:
+        """What must fit on the card of each rank."""
+        return sum(line.size_bytes for line in self.components) + self.slack_bytes + self.context_bytes
+
+    @property
+    def verdict(self) -> str | None:
+        return verdict_of(self.driver_bytes, self.capacity_bytes)
+
+
+@dataclass(frozen=True)
+class RolesPlan:
+    """Both sides. Without target ranks each drafter has its hidden states itself."""
+
+    drafter: RolePlan
+    target: RolePlan | None
+    batches_a_step: int
+    batch_bytes: int  # of hidden states
+    queue_capacity: int  # batches
+
+    @property
+    def each(self) -> tuple[RolePlan, ...]:
+        return (self.drafter,) if self.target is None else (self.target, self.drafter)
+
+    @property
+    def queue_bytes(self) -> int:
+        """On each drafter's card."""
+        return 0 if self.target is None else self.queue_capacity * self.batch_bytes
+
+    @property
+    def machine_bytes(self) -> int:
+        """Of all ranks together: what processes without cards take of one machine."""
+        return sum(role.num_ranks * role.driver_bytes for role in self.each)
+
+    def step_s(self, target_batch_s: float, drafter_batch_s: float) -> float:
+        """Of a step, where a batch takes a rank so long and the queue hides the rest: the slower side decides."""
+        a_batch = drafter_batch_s / self.drafter.num_ranks
+        if self.target is not None:
+            a_batch = max(a_batch, target_batch_s / self.target.num_ranks)
+        return self.batches_a_step * a_batch
+
+    @property
+    def least_step_s(self) -> float | None:
+        drafter_s, target_s = self.drafter.least_batch_s, 0.0 if self.target is None else self.target.least_batch_s
+        return None if drafter_s is None or target_s is None else self.step_s(target_s, drafter_s)
+
+
+def roles_plan(spec: DFlashSpec, made: Plan) -> RolesPlan | None:
+    """None where one process does all."""
+    roles, at = spec.roles, made.sizes
+    if roles.target + roles.drafter == 1:
+        return None
+    drafter = RolePlan(
+        "drafter",
+        roles.drafter,
+        made.peak.components,
+        made.slack_bytes,
+        made.context_bytes,
+        made.capacity_bytes,
+        made.work.total / spec.train.accumulation,
+        _least_s(made, made.work.total / spec.train.accumulation),
+    )
+    batch_bytes = at.context_tokens * (at.captured + 1) * at.hidden * at.element_bytes
+    target = _target(spec, made, batch_bytes) if roles.target else None
+    return RolesPlan(drafter, target, spec.train.accumulation, batch_bytes, roles.queue)
+
+
+def target_pass_bytes(spec: DFlashSpec, at: Sizes) -> int:
+    """The most that one pass over a batch has alive beside what it leaves: a document as long as the batch, in the layer's
+    MLP; or at its end, where what was captured is joined."""
+    num_tokens = max(at.context_tokens, min(CAPTURE_TOKENS, round(PADDED * at.context_tokens)))
+    held = (at.captured + 2) * at.hidden  # captured layers, the residual stream, its norm
+    return num_tokens * at.element_bytes * (held + max(WIDEST * widest_mlp(spec), at.captured * at.hidden))
+
+
+def widest_mlp(spec: DFlashSpec) -> int:
+    """The widest that its weights allow: 3·H·I is no more than a layer has."""
+    return -(-_layer_parameters(spec) // (3 * spec.target.hidden_size))
+
+
+def target_batch_flop(spec: DFlashSpec, at: Sizes) -> float:
+    """Its layers over a batch; the head is not asked."""
+    layers = spec.target.keep_layers or spec.target.num_layers
+    return 2.0 * layers * _layer_parameters(spec) * at.context_tokens
+
+
+def _layer_parameters(spec: DFlashSpec) -> int:
+    target = spec.target
+    tables = target.vocab_size * target.hidden_size * (1 if target.tied_embeddings else 2)
+    return max(0, target.num_parameters - tables) // target.num_layers
+
+
+def _target(spec: DFlashSpec, made: Plan, batch_bytes: int) -> RolePlan:
+    at, flop = made.sizes, target_batch_flop(spec, made.sizes)
+    components = (
+        Component("Python and torch", 0 if at.is_cuda else PROCESS_BYTES, "their own heap"),
+        transformers(at),
+        Component("target model", target_bytes(spec, at), "frozen; embedding and head among it"),
+        Component(
+            "hidden states",
+            (OUTBOX + 1) * batch_bytes,
+            f"S·(K+1)·H of {OUTBOX + 1} batches: {OUTBOX} on their way, one made",
+        ),
+        Component(
+            "a pass of the target",
+            target_pass_bytes(spec, at),
+            f"captured layers, residual stream and MLP of {at.context_tokens:,} tokens; at most {widest_mlp(spec):,} wide",
+        ),
+        libraries(at, threads=1),
+    )
+    allocated = sum(line.size_bytes for line in components)
+    slack = round(SLACK_SHARE[has_expandable_segments(spec)] * allocated) if at.is_cuda else 0
+    return RolePlan(
+        "target",
+        spec.roles.target,
+        components,
+        slack,
+        made.context_bytes,
+        made.capacity_bytes,
+        flop,
+        _least_s(made, flop),
+    )
+
+
+def _least_s(made: Plan, flop: float) -> float | None:
+    return None if made.least_step_s is None else flop / CEILING_FLOP_PER_S
