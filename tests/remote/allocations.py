@@ -19,10 +19,9 @@ from remote.spec import DFlashSpec
 class Books(TorchDispatchMode):
     """Counts a storage when an operation returns it and until it is freed, as a caching allocator does."""
 
-    def __init__(self, *, in_interpreter: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.live_bytes = self.peak_bytes = 0
-        self._in_interpreter = in_interpreter  # Triton's leaves a kernel's arguments in a reference cycle
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, operation: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,8 +36,6 @@ class Books(TorchDispatchMode):
         if key in self._seen:
             return
         self._seen.add(key)
-        if self._in_interpreter and self.live_bytes + storage.nbytes() > self.peak_bytes:
-            gc.collect()  # cheap: what was there before the step is frozen
         self.live_bytes += storage.nbytes()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         weakref.finalize(storage, self._leave, key, storage.nbytes())
@@ -52,7 +49,7 @@ def peaks(
     spec: DFlashSpec, *, steps: int = 1, gradients: bool = True, choices: workbench.Choices | None = None
 ) -> dict[str, int]:
     """Peak bytes of each stage of the last of `steps` steps at the worst batch, on a CPU, embedding and head stood in."""
-    books, found = Books(in_interpreter=choices is not None and choices.is_fused), {}
+    books, found = Books(), {}
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
@@ -61,8 +58,6 @@ def peaks(
         yield
         found[name] = books.peak_bytes
 
-    gc.collect()
-    gc.freeze()
     device = torch.device("cpu")
     choices = choices or workbench.choose(spec, device)
     with books:
@@ -83,5 +78,4 @@ def peaks(
                 objective.backward()
             with stage("step"):
                 bench.optimizer.update(step)
-    gc.unfreeze()
     return found

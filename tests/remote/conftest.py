@@ -16,6 +16,9 @@ import torch
 
 from remote.drafter.target import Target, load_target
 from remote.spec import DrafterSpec, TargetSpec
+from tests.remote.interpreter import hasten
+
+hasten()
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

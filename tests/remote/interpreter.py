@@ -1,0 +1,44 @@
+"""Triton's interpreter as the tests run it: for tensors of this processor, without what it does for a card's.
+
+It copies every argument to the processor and back, in closures that keep the tensors until the collector comes, and
+looks for what to replace in Triton's language again at every call of a kernel's inner function. Here the arguments are
+where they should be, and what has been replaced for a launch is not looked for again. Results are the same bit by bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+def hasten() -> None:
+    """Call it before the first launch; nothing happens where kernels are compiled or the interpreter is another one."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    try:
+        from triton.runtime import interpreter
+    except ImportError:
+        return
+    if hasattr(interpreter, "_LangPatchScope") and hasattr(interpreter.GridExecutor, "_restore_args_dev"):
+        interpreter.GridExecutor._init_args_hst = _as_they_are
+        interpreter.GridExecutor._restore_args_dev = _leave
+        interpreter._patch_lang = _once_a_launch(interpreter._patch_lang, interpreter)
+
+
+def _as_they_are(self: Any, arguments: Any, named: Any) -> tuple[Any, Any]:
+    return arguments, named
+
+
+def _leave(self: Any, *_: object) -> None:
+    """They have been written where they are."""
+
+
+def _once_a_launch(patch: Callable[[Any], Any], interpreter: Any) -> Callable[[Any], Any]:
+    language = interpreter.tl
+
+    def patched(function: Any) -> Any:
+        is_done = not any(language.core.is_builtin(module.load) for module in (language, language.core))
+        return interpreter._LangPatchScope() if is_done else patch(function)
+
+    return patched
