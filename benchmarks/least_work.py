@@ -1,7 +1,7 @@
 """The least exact arithmetic of one training step, part by part: what no exact method avoids, in floating-point operations.
 
 A multiply and an add are two. Counted: every weight once forward and twice backward (layer 0's inputs are frozen
-embeddings, the target's states need no gradient), exactly the query-key pairs that are seen, the last layer's output
+embeddings, one for all mask slots, whose queries, keys and values are one row; the target's states need no gradient), exactly the query-key pairs that are seen, the last layer's output
 and MLP for rows that carry loss alone, one head product forward and one backward for each of these, and the target's
 head once for each position whose logits are read. Causal and sliding layers are not among the benchmark's cases.
 """
@@ -37,7 +37,9 @@ def least_work(target: TargetSpec, drafter: DrafterSpec, blocks: Blocks, plan: H
     after_attention = query * hidden + 3 * hidden * drafter.intermediate_size
     forward = 2.0 * num_tokens * layers * (hidden * (query + keys) + after_attention)
     forward -= 2.0 * (num_tokens - num_loss) * after_attention
-    backward = 2 * forward - 2.0 * num_tokens * hidden * (query + keys)
+    num_distinct = blocks.num_blocks + 1
+    forward -= 2.0 * (num_tokens - num_distinct) * hidden * (query + keys)
+    backward = 2 * forward - 2.0 * num_distinct * hidden * (query + keys)
     fc = 2.0 * num_context * len(drafter.captured_layers) * hidden**2
     context_keys = 2.0 * num_context * hidden * keys * layers
     pairs = sum(end - start for start, end in blocks.ranges) * blocks.block_size + num_tokens * blocks.block_size

@@ -166,10 +166,11 @@ class Bench:
         return loss.detach()
 
     def hidden(self, made: Blocks, plan: HeadPlan) -> Tensor:
-        """Of the slots that carry loss; the first user's way computes every slot."""
-        rows_M = None if self.variant.loss == "checkpointed" else plan.index_M
-        embeddings_TH = F.embedding(made.ids_T, self.table_VH)
-        hidden: Tensor = self.model(self.features_SC, embeddings_TH, self.row.to(self.device), made, rows_M)
+        """Of the slots that carry loss; the first user's way computes every slot, each for itself."""
+        is_first_user = self.variant.loss == "checkpointed"
+        rows_M = None if is_first_user else plan.index_M
+        embeddings = F.embedding(made.ids_T if is_first_user else made.distinct_ids, self.table_VH)
+        hidden: Tensor = self.model(self.features_SC, embeddings, self.row.to(self.device), made, rows_M)
         return hidden
 
     def loss(self, hidden: Tensor, made: Blocks, plan: HeadPlan) -> Tensor:

@@ -65,6 +65,11 @@ class Blocks:
     def num_blocks(self) -> int:
         return self.anchors_N.shape[0]
 
+    @property
+    def distinct_ids(self) -> Tensor:
+        """(N + 1,): each block's first token, then the mask token, which all other slots have in common."""
+        return torch.cat([self.ids_T[:: self.block_size], self.ids_T[1:2]])
+
     def to(self, device: torch.device | str) -> Blocks:
         return on_device(self, device)
 

@@ -25,7 +25,7 @@ from remote.drafter.blocks import Blocks, Row
 from remote.drafter.kernels import body
 from remote.drafter.kernels.body import BodyOperations
 from remote.drafter.keys import KeyValues
-from remote.drafter.rope import Rotary, rotary
+from remote.drafter.rope import Rotary, rotary, spread_rows
 from remote.drafter.visibility import LayerRule, layer_rule, visible, visible_in_decoding
 from remote.spec import DrafterSpec, TargetSpec
 
@@ -56,9 +56,9 @@ class RMSNorm(nn.Module):
         """Each linear of the normed input."""
         return self.operations.norm_linears(x, self.weight, self.eps, *(linear.weight for linear in linears))
 
-    def then_rotate(self, x: Tensor, at: Rotary) -> Tensor:
-        """The normed heads, rotated."""
-        return self.operations.head_norm_rotate(x, self.weight, self.eps, at)
+    def then_rotate(self, x: Tensor, at: Rotary, spread: int = 1) -> Tensor:
+        """The normed heads, rotated, of as many tokens as there are positions."""
+        return self.operations.head_norm_rotate(x, self.weight, self.eps, at, spread)
 
 
 class DrafterAttention(nn.Module):
@@ -80,14 +80,14 @@ class DrafterAttention(nn.Module):
         return self.k_norm.then_rotate(self._heads(self.k_proj(x_NH)), at), self._heads(self.v_proj(x_NH))
 
     def forward(
-        self, x_TH: Tensor, norm: RMSNorm, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend,
-        rows_M: Tensor | None = None,
+        self, x_UH: Tensor, norm: RMSNorm, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend,
+        rows_M: Tensor | None = None, spread: int = 1,
     ) -> Tensor:  # fmt: skip
         """What attention adds to the block tokens, or to the rows that are asked for; all are keys either way."""
-        query_TQD, key_TGD, value_TGD = map(self._heads, norm.then(x_TH, self.q_proj, self.k_proj, self.v_proj))
-        query_TQD = self.q_norm.then_rotate(query_TQD, at)  # under the same names, so that what was before is freed
-        key_TGD = self.k_norm.then_rotate(key_TGD, at)
-        out_TQD = attend(query_TQD, KeyValues(*context, key_TGD, value_TGD))
+        query, key, value = map(self._heads, norm.then(x_UH, self.q_proj, self.k_proj, self.v_proj))
+        query = self.q_norm.then_rotate(query, at, spread)  # under the same names, so that what was before is freed
+        key = self.k_norm.then_rotate(key, at, spread)
+        out_TQD = attend(query, KeyValues(*context, key, spread_rows(value, spread)))
         return self.o_proj(_rows(out_TQD, rows_M).flatten(1))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -118,20 +118,23 @@ class DrafterLayer(nn.Module):
         self.mlp = DrafterMLP(hidden_size, drafter.intermediate_size, operations)
 
     def forward(
-        self, x_TH: Tensor, context_SH: Tensor, positions: Positions, attend: Attend, rows_M: Tensor | None = None
-    ) -> Tensor:
+        self, x_UH: Tensor, context_SH: Tensor, positions: Positions, attend: Attend,
+        rows_M: Tensor | None = None, spread: int = 1,
+    ) -> Tensor:  # fmt: skip
         context = self.self_attn.key_value(context_SH, positions.context)
-        return self.advance(x_TH, context, positions.block, attend, rows_M)
+        return self.advance(x_UH, context, positions.block, attend, rows_M, spread)
 
     def advance(
-        self, x_TH: Tensor, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend, rows_M: Tensor | None = None
-    ) -> Tensor:
+        self, x_UH: Tensor, context: tuple[Tensor, Tensor], at: Rotary, attend: Attend,
+        rows_M: Tensor | None = None, spread: int = 1,
+    ) -> Tensor:  # fmt: skip
         """The residual stream of the block tokens after this layer, given the context's keys and values.
 
-        With `rows_M` of those rows alone, (M, H): the others end at this layer's keys and values.
+        With `rows_M` of those rows alone, (M, H): the others end at this layer's keys and values. With `spread` the tokens
+        come in as `rope.spread_rows` takes them: what they share goes through norm and products once.
         """
-        added = self.self_attn(x_TH, self.input_layernorm, context, at, attend, rows_M)
-        x_MH = _rows(x_TH, rows_M) + added
+        added = self.self_attn(x_UH, self.input_layernorm, context, at, attend, rows_M, spread)
+        x_MH = _rows(spread_rows(x_UH, spread), rows_M) + added
         return x_MH + self.mlp(x_MH, self.post_attention_layernorm)
 
 
@@ -190,10 +193,12 @@ class DFlashDrafter(nn.Module):
             parameter.copy_(drawn)
 
     def forward(
-        self, features_SC: Tensor, block_embeddings_TH: Tensor, row: Row, blocks: Blocks, rows_M: Tensor | None = None
+        self, features_SC: Tensor, block_embeddings_UH: Tensor, row: Row, blocks: Blocks, rows_M: Tensor | None = None
     ) -> Tensor:
         """Normed hidden states (T, H) of every block token, in the drafter's dtype.
 
+        Embeddings of `blocks.distinct_ids`, (N + 1, H), or of each block token, (T, H), as a probe may want them: the same
+        numbers, and the first layer's products are made for every mask slot anew.
         With `rows_M` (int64) those of these rows alone, (M, H), the same numbers: where only the slots that carry loss
         are read, the last layer's output product and MLP are spared for all others.
         """
@@ -201,11 +206,12 @@ class DFlashDrafter(nn.Module):
         attends = {rule: self.backend.plan(visible(rule, blocks, num_context)) for rule in set(self.rules)}
         positions = Positions(self._rotary(row.position_S), self._rotary(blocks.position_T))
         context_SH = self.context(features_SC)
-        x_TH = block_embeddings_TH.to(context_SH.dtype)
+        x = block_embeddings_UH.to(context_SH.dtype)
+        spread = blocks.block_size if len(x) == blocks.num_blocks + 1 else 1
         for number, (layer, rule) in enumerate(zip(self.layers, self.rules, strict=True), start=1):
             wanted_M = rows_M if number == len(self.layers) else None
-            x_TH = self._run(layer)(x_TH, context_SH, positions, attends[rule], wanted_M)
-        return self.norm(x_TH)
+            x, spread = self._run(layer)(x, context_SH, positions, attends[rule], wanted_M, spread), 1
+        return self.norm(x)
 
     def for_any_shape(self) -> DFlashDrafter:
         """The same weights, with attention that takes rows of ever other lengths; training's may be compiled for one."""

@@ -28,6 +28,15 @@ def rotary(position_N: Tensor, *, head_dim: int, theta: float, dtype: torch.dtyp
     return Rotary(angle.cos().to(dtype), angle.sin().to(dtype))
 
 
+def spread_rows(x: Tensor, spread: int) -> Tensor:
+    """N·B rows of N + 1: of every B, the first has a row of its own and the others share the last; as they are for B = 1."""
+    if spread == 1:
+        return x
+    own, shared = x[:-1, None], x[-1:, None]
+    rest = shared.expand(own.shape[0], spread - 1, *x.shape[1:])
+    return torch.cat([own, rest], dim=1).flatten(0, 1)
+
+
 def rotate(x_NHD: Tensor, at: Rotary) -> Tensor:
     """x·cos + (−x₂, x₁)·sin for x of N positions and H heads."""
     first, second = x_NHD.chunk(2, dim=-1)

@@ -123,8 +123,8 @@ def run_step(step: int, micro_batches: Sequence[MicroBatch], bench: Workbench) -
 def forward(micro_batch: MicroBatch, bench: Workbench) -> LossSums:
     """Loss sums of one micro-batch, differentiable where gradients are on."""
     blocks, plan = micro_batch.blocks, micro_batch.plan
-    embeddings_TH = bench.embed(blocks.ids_T)
-    hidden_MH = bench.shared(micro_batch.features_SC, embeddings_TH, micro_batch.row, blocks, plan.index_M)
+    embeddings_UH = bench.embed(blocks.distinct_ids)
+    hidden_MH = bench.shared(micro_batch.features_SC, embeddings_UH, micro_batch.row, blocks, plan.index_M)
     return drafter_loss(
         hidden_MH,
         blocks,

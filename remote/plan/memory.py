@@ -93,9 +93,8 @@ def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -
     ends = row_bytes(at, ends_rows, at.hidden) + (_norm(at, ends_rows, at.hidden) if layers is None else 0)
     lines = [Component("context features", shared, "fc and hidden_norm of the context, 2·S·H")]
     if is_checkpointed(spec):
-        lines.append(
-            Component("activations kept", count * token_bytes(at, at.hidden) + ends, "each layer's input, T·H")
-        )
+        entries = sum(entry_rows(at, is_first=layer == 0) for layer in range(count))
+        lines.append(Component("activations kept", row_bytes(at, entries, at.hidden) + ends, "each layer's input, T·H"))
         return lines
     lines.append(
         Component("context keys and values", count * context, "3·S·G a layer: keys before and after the norm, values")
@@ -103,21 +102,22 @@ def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -
     why = "T·(4H + 3Q + 3G + 4I) a layer: the input of every operation"
     if has_fused_kernels(spec, at):
         why = "T·(2H + 3Q + 3G + 2I) a layer: norms and SwiGLU are computed again"
-    last = block_activations(at, spec, is_last=True) if count == at.layers else 0
-    others = (count - bool(last)) * block_activations(at, spec)
-    lines.append(Component("activations kept", others + last + ends, why))
+    activations = sum(block_activations(at, spec, layer=layer) for layer in range(count))
+    lines.append(Component("activations kept", activations + ends, why))
     return lines
 
 
-def block_activations(at: Sizes, spec: DFlashSpec, *, is_last: bool = False) -> int:
+def block_activations(at: Sizes, spec: DFlashSpec, *, layer: int) -> int:
     """What one layer keeps of its block tokens; the last one takes only supervised slots past its attention."""
-    return _attention_activations(at, spec, is_last=is_last) + mlp_activations(at, spec, is_last=is_last)
+    is_last = layer == at.layers - 1
+    attention = _attention_activations(at, spec, is_first=layer == 0, is_last=is_last)
+    return attention + mlp_activations(at, spec, is_last=is_last)
 
 
-def live_layer(at: Sizes, spec: DFlashSpec, *, is_last: bool) -> int:
+def live_layer(at: Sizes, spec: DFlashSpec, *, layer: int) -> int:
     """One layer with everything it keeps, while checkpointing recomputes it; its input is kept already."""
-    context = _context_keys(spec, at)
-    return block_activations(at, spec, is_last=is_last) + context - token_bytes(at, at.hidden)
+    entered = row_bytes(at, entry_rows(at, is_first=layer == 0), at.hidden)
+    return block_activations(at, spec, layer=layer) + _context_keys(spec, at) - entered
 
 
 def loss_gradients(spec: DFlashSpec, at: Sizes) -> int:
@@ -201,17 +201,18 @@ def _target_components(spec: DFlashSpec, at: Sizes, table: int) -> list[Componen
     ]
 
 
-def _attention_activations(at: Sizes, spec: DFlashSpec, *, is_last: bool) -> int:
+def _attention_activations(at: Sizes, spec: DFlashSpec, *, is_first: bool, is_last: bool) -> int:
     """Input and, but for fused kernels, its norm; queries and keys before and after norm and rotation, values, the output."""
-    is_fused, kind = has_fused_kernels(spec, at), attention_of(spec, at)
-    tokens = token_bytes(at, (1 if is_fused else 2) * at.hidden + 2 * at.query_width + 3 * at.key_width)
+    is_fused, kind, entered = has_fused_kernels(spec, at), attention_of(spec, at), entry_rows(at, is_first=is_first)
+    tokens = row_bytes(at, entered, (1 if is_fused else 2) * at.hidden + at.query_width + at.key_width)
+    tokens += token_bytes(at, at.query_width + 2 * at.key_width)
     tokens += row_bytes(at, passed_rows(at, is_last=is_last), at.query_width)
     if is_last and kind != "sdpa":  # whose own output is kept whole beside the rows that go on
         tokens += token_bytes(at, at.query_width)
-    norms = _norm(at, at.block_tokens, at.hidden)
+    norms = _norm(at, entered, at.hidden)
     if not is_fused:
-        norms += _norm(at, at.block_tokens, at.query_width, at.heads)
-        norms += _norm(at, at.block_tokens, at.key_width, at.kv_heads)
+        norms += _norm(at, entered, at.query_width, at.heads)
+        norms += _norm(at, entered, at.key_width, at.kv_heads)
     sums = {"flex": 4 * at.block_tokens * at.heads, "triton": log_sums_bytes(at)}.get(kind, 0)
     return tokens + norms + sums
 
@@ -221,6 +222,11 @@ def mlp_activations(at: Sizes, spec: DFlashSpec, *, is_last: bool) -> int:
     width = at.hidden + 2 * at.inner if has_fused_kernels(spec, at) else 2 * at.hidden + 4 * at.inner
     rows = passed_rows(at, is_last=is_last)
     return row_bytes(at, rows, width) + _norm(at, rows, at.hidden)
+
+
+def entry_rows(at: Sizes, *, is_first: bool) -> int:
+    """Rows that a layer is given: in the first one each anchor's and the one that all mask slots share."""
+    return at.blocks + 1 if is_first else at.block_tokens
 
 
 def passed_rows(at: Sizes, *, is_last: bool) -> int:

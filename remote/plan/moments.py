@@ -160,7 +160,7 @@ def _backward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
         kept = kept_components(spec, at, layers=layer + (0 if is_checkpointed(spec) else 1))
         done = at.layers - 1 - layer
         is_last = layer == at.layers - 1
-        alive = live_layer(at, spec, is_last=is_last) if is_checkpointed(spec) else 0
+        alive = live_layer(at, spec, layer=layer) if is_checkpointed(spec) else 0
         live = Component("one live layer", alive, "recomputed by the backward")
         for part, size, why in _mlp_temporaries(spec, at, is_last=is_last):
             yield [*base, *kept, live, _gradients(spec, at, layers=done, part=part), Component(_TEMPORARIES, size, why)]

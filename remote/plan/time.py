@@ -1,7 +1,7 @@
 """Arithmetic of one optimizer step, part by part, and what a time can be estimated from.
 
-A multiplication and an addition count as two. The counts are what the bundled trainer does (backward of the body
-without gradients for frozen inputs, attention's backward with its recomputation), not the least possible.
+A multiplication and an addition count as two. The counts are what the bundled trainer does (mask slots once in the first
+layer's queries, keys and values, attention's backward with its recomputation), not the least possible.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remote.plan.kernels import attention_of
-from remote.plan.memory import is_checkpointed
+from remote.plan.memory import entry_rows, is_checkpointed
 from remote.plan.sizes import Sizes, reads_teacher, worst_documents
 from remote.spec import DFlashSpec
 
@@ -43,14 +43,15 @@ def work(spec: DFlashSpec, at: Sizes) -> Work:
     times = spec.train.accumulation
     linear = 2 * at.hidden * (at.query_width + at.key_width) + 3 * at.hidden * at.inner
     body = 2.0 * at.block_tokens * linear * at.layers
-    first_inputs = 2.0 * at.block_tokens * at.hidden * (at.query_width + 2 * at.key_width)  # frozen embeddings
+    spared = at.block_tokens - entry_rows(at, is_first=True)  # of the first layer's queries, keys and values
+    body -= 2.0 * spared * at.hidden * (at.query_width + 2 * at.key_width)
     features = 2.0 * at.context_tokens * at.captured * at.hidden**2
     keys = 4.0 * at.context_tokens * at.hidden * at.key_width * at.layers
     attention = _attention(spec, at)
     recomputed = body + keys + attention if is_checkpointed(spec) else 0.0
     backward = 2.5 if attention_of(spec, at) == "flex" else 3.5
     return Work(
-        body=times * (3 * body - first_inputs + 2 * features + 3 * keys),
+        body=times * (3 * body + 2 * features + 3 * keys),
         attention=times * (1 + backward) * attention,
         head=times * _head(spec, at),
         recomputed=times * recomputed,

@@ -59,7 +59,8 @@ def step(
     model = model.bfloat16().to(device, dtype)
     plan = plan_head(blocks, chunk_tokens=LOSS.chunk_tokens) if is_fused else None  # the plain one computes every row
     rows_M = None if plan is None else plan.index_M
-    hidden = model(features, table[blocks.ids_T], row.to(device), blocks, rows_M)
+    ids = blocks.distinct_ids if is_fused else blocks.ids_T
+    hidden = model(features, table[ids], row.to(device), blocks, rows_M)
     loss = drafter_loss(
         hidden, blocks, head_VH=table, teacher_hidden_SH=teacher, spec=LOSS, plan=plan, is_fused=is_fused
     ).objective()

@@ -22,12 +22,13 @@ def draw(*sizes: tuple[int, ...], device: torch.device = CPU) -> list[Tensor]:
     return [torch.randn(*size, generator=generator, dtype=torch.float64).to(device) for size in sizes]
 
 
-def head_norm_rotate(operation: Operation) -> Operation:
+def head_norm_rotate(operation: Operation, *, spread: int = 1) -> Operation:
     """With the rotary factors of positions 0, 2, 4, ... in the dtype of the input."""
 
     def apply(x: Tensor, weight: Tensor) -> Tensor:
-        position = 2 * torch.arange(x.shape[0], device=x.device)
-        return operation(x, weight, EPS, rotary(position, head_dim=x.shape[2], theta=1e4, dtype=x.dtype))
+        num_tokens = x.shape[0] if spread == 1 else (x.shape[0] - 1) * spread
+        position = 2 * torch.arange(num_tokens, device=x.device)
+        return operation(x, weight, EPS, rotary(position, head_dim=x.shape[2], theta=1e4, dtype=x.dtype), spread)
 
     return apply
 
@@ -47,6 +48,11 @@ OPERATIONS: dict[str, tuple[Operation, Operation, tuple[tuple[int, ...], ...]]] 
     ),
     "head_norm_rotate": (
         head_norm_rotate(norm.head_norm_rotate), head_norm_rotate(norm.head_norm_rotate_reference), ((5, 3, 8), (8,))
+    ),
+    "head_norm_rotate of shared rows": (
+        head_norm_rotate(norm.head_norm_rotate, spread=3),
+        head_norm_rotate(norm.head_norm_rotate_reference, spread=3),
+        ((4, 3, 8), (8,)),
     ),
     "swiglu_linear": (swiglu.swiglu_linear, swiglu.swiglu_linear_reference, ((6, 11), (6, 11), (4, 11))),
 }  # fmt: skip

@@ -220,6 +220,38 @@ def test_rows_that_nobody_reads_cost_no_work_in_the_last_mlp() -> None:
     assert operations(None) - operations(rows_M) == 3 * 2 * spared * a_row
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "non_reentrant", "reentrant"])
+@pytest.mark.parametrize("drafter", [MIXED, replace(PLAIN, num_layers=1)])
+def test_mask_slots_given_once_are_the_mask_slots_given_each(drafter: DrafterSpec, checkpointing: str) -> None:
+    row, blocks, features_SC, embedded_TH = batch()
+    each, once = (make(drafter, checkpointing=checkpointing) for _ in range(2))
+    weight_TH = embedded_TH.flip(0)
+
+    expected_TH = each(features_SC, embedded_TH, row, blocks)
+    found_TH = once(features_SC, table()[blocks.distinct_ids], row, blocks)
+    (expected_TH * weight_TH).sum().backward()
+    (found_TH * weight_TH).sum().backward()
+
+    assert blocks.distinct_ids.tolist() == [*blocks.ids_T[:: blocks.block_size].tolist(), MASK_ID]
+    assert relative_error(found_TH.detach(), expected_TH.detach()) < 1e-14
+    for ours, theirs in zip(once.parameters(), each.parameters(), strict=True):
+        assert relative_error(ours.grad, theirs.grad) < 1e-12
+
+
+def test_mask_slots_given_once_cost_the_first_layer_one_row_of_queries_keys_and_values() -> None:
+    row, blocks, features_SC, embedded_TH = batch()
+    model = make(MIXED)
+
+    def operations(embeddings: Tensor) -> int:
+        with FlopCounterMode(display=False) as counter:
+            model(features_SC, embeddings, row, blocks).sum().backward()
+        return counter.get_total_flops()
+
+    spared = len(blocks.ids_T) - len(blocks.distinct_ids)
+    a_row = (PLAIN.num_heads + 2 * PLAIN.num_kv_heads) * PLAIN.head_dim * TARGET.hidden_size
+    assert operations(embedded_TH) - operations(table()[blocks.distinct_ids]) == 3 * 2 * spared * a_row
+
+
 def test_no_row_at_all_reaches_every_parameter_with_a_gradient_of_zero() -> None:
     row, blocks, features_SC, embedded_TH = batch()
     model = make(MIXED)

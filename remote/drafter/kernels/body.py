@@ -18,7 +18,7 @@ from remote.drafter.kernels import norm, swiglu
 class BodyOperations(NamedTuple):
     rms_norm: Callable[..., Tensor]  # (x_NH, weight_H, eps)
     norm_linears: Callable[..., tuple[Tensor, ...]]  # (x_NH, weight_H, eps, *matrices)
-    head_norm_rotate: Callable[..., Tensor]  # (x_NQD, weight_D, eps, rotary factors)
+    head_norm_rotate: Callable[..., Tensor]  # (x_UQD, weight_D, eps, rotary factors, spread)
     norm_mlp: Callable[..., Tensor]  # (x_NH, weight_H, eps, gate_IH, up_IH, down_HI)
 
 

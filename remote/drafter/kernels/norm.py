@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from remote.drafter.kernels.launch import can_launch, jit, on_its_device, power_of_two, tl
-from remote.drafter.rope import Rotary, rotate
+from remote.drafter.rope import Rotary, rotate, spread_rows
 
 CPU_PROGRAMS = 3  # in the interpreter
 LENGTHS = ("num_rows",)
@@ -61,17 +61,22 @@ def norm_linears_reference(x_NH: Tensor, weight_H: Tensor, eps: float, *matrices
 
 
 @on_its_device
-def head_norm_rotate(x_NQD: Tensor, weight_D: Tensor, eps: float, at: Rotary) -> Tensor:
-    """Each head normed, then rotated, without a rounding between the two."""
-    head_dim = x_NQD.shape[-1]
-    if not can_launch(x_NQD) or power_of_two(head_dim) != head_dim:
-        return head_norm_rotate_reference(x_NQD, weight_D, eps, at)
-    out: Tensor = _HeadNormRotate.apply(x_NQD.contiguous(), weight_D, eps, at.cos.contiguous(), at.sin.contiguous())
+def head_norm_rotate(x_UQD: Tensor, weight_D: Tensor, eps: float, at: Rotary, spread: int = 1) -> Tensor:
+    """Each head normed, then rotated, without a rounding between the two, (N, Q, D).
+
+    U = N, or, with `spread` B > 1, N/B + 1: the rows of `rope.spread_rows`, which are normed once for each token that has one.
+    """
+    head_dim = x_UQD.shape[-1]
+    if not can_launch(x_UQD) or power_of_two(head_dim) != head_dim:
+        return head_norm_rotate_reference(x_UQD, weight_D, eps, at, spread)
+    out: Tensor = _HeadNormRotate.apply(
+        x_UQD.contiguous(), weight_D, eps, at.cos.contiguous(), at.sin.contiguous(), spread
+    )
     return out
 
 
-def head_norm_rotate_reference(x_NQD: Tensor, weight_D: Tensor, eps: float, at: Rotary) -> Tensor:
-    return rotate(rms_norm_reference(x_NQD, weight_D, eps), at)
+def head_norm_rotate_reference(x_UQD: Tensor, weight_D: Tensor, eps: float, at: Rotary, spread: int = 1) -> Tensor:
+    return rotate(spread_rows(rms_norm_reference(x_UQD, weight_D, eps), spread), at)
 
 
 class _Norm(torch.autograd.Function):
@@ -110,16 +115,17 @@ class _NormLinears(torch.autograd.Function):
 
 class _HeadNormRotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, spread: int) -> Tensor:
         ctx.save_for_backward(x, weight, cos, sin)
-        ctx.eps = eps
-        return rotated(x, weight, cos, sin, eps)
+        ctx.eps, ctx.spread = eps, spread
+        return rotated(x, weight, cos, sin, eps, spread=spread)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin = ctx.saved_tensors
-        return *rotated_gradients(grad_out.contiguous(), x, weight, cos, sin, ctx.eps), None, None, None
+        grads = rotated_gradients(grad_out.contiguous(), x, weight, cos, sin, ctx.eps, spread=ctx.spread)
+        return *grads, None, None, None, None
 
 
 # One launch each, as `benchmarks.tiles` times them
@@ -147,27 +153,35 @@ def norm_gradients(
     return grad_x, partial.sum(0).to(weight.dtype)
 
 
-def rotated(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *, warps: int = HEAD_WARPS) -> Tensor:
+def rotated(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *, spread: int = 1, warps: int = HEAD_WARPS
+) -> Tensor:
     """Every head normed and rotated."""
-    (num_rows, heads, head_dim), out = x.shape, torch.empty_like(x)
+    num_rows, (heads, head_dim) = cos.shape[0], x.shape[1:]
+    out = x.new_empty(num_rows, heads, head_dim)
     if num_rows:
         _head_kernel[(num_rows,)](
-            x, weight, cos, sin, out, eps,
-            HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=warps,
+            x, weight, cos, sin, out, eps, x.shape[0] - 1,
+            SPREAD=spread, HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=warps,
         )  # fmt: skip
     return out
 
 
 def rotated_gradients(
-    grad_out: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *, walk: Walk = HEAD_WALK
-) -> tuple[Tensor, Tensor]:
-    """Of the heads and of their weight."""
-    (num_rows, heads, head_dim), grad_x = x.shape, torch.empty_like(x)
+    grad_out: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *,
+    spread: int = 1, walk: Walk = HEAD_WALK,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Of the heads and of their weight. What many tokens share gets the sum of their gradients, in float32."""
+    num_rows, (heads, head_dim), grad_x = cos.shape[0], x.shape[1:], torch.empty_like(x)
     partial = _partial_sums(num_rows, head_dim, walk, x.device)
-    _head_gradient_kernel[(partial.shape[0],)](
-        grad_out, x, weight, cos, sin, grad_x, partial, num_rows, eps,
-        HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=walk.warps,
+    programs = partial.shape[0]
+    shared = x.new_empty(programs if spread > 1 else 0, heads, head_dim, dtype=torch.float32)
+    _head_gradient_kernel[(programs,)](
+        grad_out, x, weight, cos, sin, grad_x, partial, shared, num_rows, eps, x.shape[0] - 1,
+        SPREAD=spread, HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=walk.warps,
     )  # fmt: skip
+    if spread > 1:
+        grad_x[-1] = shared.sum(0)
     return grad_x, partial.sum(0).to(weight.dtype)
 
 
@@ -213,16 +227,20 @@ def _norm_gradient_kernel(
     tl.store(partial_ptr + program * WIDTH + at, total, mask=is_in)
 
 
-@jit()
+@jit(("last",))
 def _head_kernel(
-    x_ptr, weight_ptr, cos_ptr, sin_ptr, out_ptr, eps, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr
+    x_ptr, weight_ptr, cos_ptr, sin_ptr, out_ptr, eps, last,
+    SPREAD: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """All heads of one token. Both halves of cos and sin are alike, so the first serves for both."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS_PAD)[:, None]
     at = tl.arange(0, HALF)[None, :]
     is_in = (head < HEADS) & (at < HALF)
-    place = (row * HEADS + head) * (2 * HALF) + at
+    source = row
+    if SPREAD > 1:
+        source = tl.where(row % SPREAD == 0, row // SPREAD, last)
+    place = (source * HEADS + head) * (2 * HALF) + at
     first = tl.load(x_ptr + place, mask=is_in, other=0.0).to(tl.float32)
     second = tl.load(x_ptr + place + HALF, mask=is_in, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
@@ -230,14 +248,15 @@ def _head_kernel(
     second = second * scale * tl.load(weight_ptr + at + HALF).to(tl.float32)
     cos = tl.load(cos_ptr + row * (2 * HALF) + at).to(tl.float32)
     sin = tl.load(sin_ptr + row * (2 * HALF) + at).to(tl.float32)
+    place = (row * HEADS + head) * (2 * HALF) + at
     tl.store(out_ptr + place, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=is_in)
     tl.store(out_ptr + place + HALF, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=is_in)
 
 
-@jit(LENGTHS)
+@jit((*LENGTHS, "last"))
 def _head_gradient_kernel(
-    grad_out_ptr, x_ptr, weight_ptr, cos_ptr, sin_ptr, grad_x_ptr, partial_ptr, num_rows, eps,
-    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr,
+    grad_out_ptr, x_ptr, weight_ptr, cos_ptr, sin_ptr, grad_x_ptr, partial_ptr, shared_ptr, num_rows, eps, last,
+    SPREAD: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Rotates the gradient back, then as the norm's; the factor of each head is computed again."""
     program = tl.program_id(0)
@@ -248,10 +267,16 @@ def _head_gradient_kernel(
     weight_second = tl.load(weight_ptr + at + HALF).to(tl.float32)
     total_first = tl.zeros([HALF], dtype=tl.float32)
     total_second = tl.zeros([HALF], dtype=tl.float32)
+    shared_first = tl.zeros([HEADS_PAD, HALF], dtype=tl.float32)
+    shared_second = tl.zeros([HEADS_PAD, HALF], dtype=tl.float32)
     for row in range(program, num_rows, tl.num_programs(0)):
         place = (tl.cast(row, tl.int64) * HEADS + head) * (2 * HALF) + at
-        first = tl.load(x_ptr + place, mask=is_in, other=0.0).to(tl.float32)
-        second = tl.load(x_ptr + place + HALF, mask=is_in, other=0.0).to(tl.float32)
+        source = place
+        if SPREAD > 1:
+            is_own = row % SPREAD == 0
+            source = (tl.cast(tl.where(is_own, row // SPREAD, last), tl.int64) * HEADS + head) * (2 * HALF) + at
+        first = tl.load(x_ptr + source, mask=is_in, other=0.0).to(tl.float32)
+        second = tl.load(x_ptr + source + HALF, mask=is_in, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
         first = first * scale
         second = second * scale
@@ -268,7 +293,16 @@ def _head_gradient_kernel(
         mean = ((tl.sum(grad_first * first, 1) + tl.sum(grad_second * second, 1)) / (2 * HALF))[:, None]
         grad_first = scale * (grad_first - first * mean)
         grad_second = scale * (grad_second - second * mean)
-        tl.store(grad_x_ptr + place, grad_first.to(grad_x_ptr.dtype.element_ty), mask=is_in)
-        tl.store(grad_x_ptr + place + HALF, grad_second.to(grad_x_ptr.dtype.element_ty), mask=is_in)
+        is_written = is_in
+        if SPREAD > 1:
+            is_written = is_in & is_own
+            shared_first += tl.where(is_own, 0.0, grad_first)
+            shared_second += tl.where(is_own, 0.0, grad_second)
+        tl.store(grad_x_ptr + source, grad_first.to(grad_x_ptr.dtype.element_ty), mask=is_written)
+        tl.store(grad_x_ptr + source + HALF, grad_second.to(grad_x_ptr.dtype.element_ty), mask=is_written)
     tl.store(partial_ptr + program * (2 * HALF) + tl.arange(0, HALF), total_first)
     tl.store(partial_ptr + program * (2 * HALF) + HALF + tl.arange(0, HALF), total_second)
+    if SPREAD > 1:
+        place = (program.to(tl.int64) * HEADS + head) * (2 * HALF) + at
+        tl.store(shared_ptr + place, shared_first, mask=is_in)
+        tl.store(shared_ptr + place + HALF, shared_second, mask=is_in)
