@@ -10,11 +10,12 @@ It does not read YAML, it does not know branches, and it does not look at the ho
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Literal
+
+from remote.typed import build
 
 SPEC_VERSION = 1
 
@@ -374,27 +375,18 @@ def load(path: Path) -> Spec:
 
 def parse(text: str, where: str) -> Spec:
     """The same from text; `where` is named in errors."""
-    tree = json.loads(text)
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: is no JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"{where}: holds a {type(tree).__name__}; it must be an object")
     version = tree.pop("spec_version", None)
     if version != SPEC_VERSION:
         raise ValueError(f"{where}: spec version {version!r}, this code reads {SPEC_VERSION}; update the older side")
-    kind = ENTRIES.get(tree.get("entry", ""))
+    entry = tree.get("entry")
+    kind = ENTRIES.get(entry) if isinstance(entry, str) else None
     if kind is None:
-        raise ValueError(f"{where}: entry is {tree.get('entry')!r}; it must be one of {', '.join(ENTRIES)}")
-    built: Spec = _build(kind, tree, where)
+        raise ValueError(f"{where}: entry is {entry!r}; it must be one of {', '.join(ENTRIES)}")
+    built: Spec = build(kind, tree, where)
     return built
-
-
-def _build(kind: Any, tree: dict[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
-    if unknown := set(tree) - set(hints):
-        raise ValueError(f"{where}: unknown key {sorted(unknown)[0]!r} in {kind.__name__}")
-    needed = (each for each in dataclasses.fields(kind) if each.default is each.default_factory is dataclasses.MISSING)
-    missing = [each.name for each in needed if each.name not in tree]
-    if missing:
-        raise ValueError(f"{where}: {kind.__name__} has no {missing[0]!r}, which it needs")
-    values = {
-        name: _build(hints[name], value, f"{where}: {name}") if dataclasses.is_dataclass(hints[name]) else value
-        for name, value in tree.items()
-    }
-    return kind(**values)

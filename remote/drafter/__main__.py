@@ -7,7 +7,8 @@
     export RUN_DIR             writes the newest checkpoint as a folder that public tools load
 
 An exception ends every job the same way: a failure event with the whole traceback, a final event,
-exit status 1; a mistake of the user's (`UserFault`) is one line instead of a traceback. SIGTERM lets a training finish its step and ends any other job at once.
+exit status 1; a mistake of the user's (`UserFault`) is one line instead of a traceback. A spec that cannot be read is such
+a line and exit status 2. SIGTERM lets a training finish its step and ends any other job at once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from remote.roles import Roles
 from remote.rundir import AttemptDir, RunDir
 from remote.spec import RANKS_RUNG, DFlashSpec, load
 
+BAD_INPUT = 2  # exit status
 TREE = Path(__file__).resolve().parents[2]
 
 
@@ -112,14 +114,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _job(options: argparse.Namespace, attempt: AttemptDir, reporter: Reporter, *, local_rank: int = 0) -> Job:
     run = RunDir(options.run_dir)
     try:
-        spec = load(run.spec_json)
+        spec = _spec(run)
     except (OSError, ValueError) as error:
-        raise UserFault(str(error)) from None
-    if not isinstance(spec, DFlashSpec):
-        raise UserFault(f"{run.spec_json}: entry is {spec.entry}; this trainer runs dflash")
-    wrong = [f"{path} {message}" for path, message in cross_field_errors(spec)]
-    if wrong:  # the local side has refused it: this one was written by something else
-        raise UserFault(f"{run.spec_json}: {'; '.join(wrong)}")
+        fault = UserFault(str(error))
+        reporter.failure(fault)
+        sys.stderr.write(f"{fault}\n")
+        raise SystemExit(BAD_INPUT) from None
     work_dir = Path(os.environ.get("DRAFTYARD_WORK_DIR", run.root.parent.parent))
     if spec.train.num_threads is not None:
         torch.set_num_threads(spec.train.num_threads)
@@ -137,6 +137,17 @@ def _job(options: argparse.Namespace, attempt: AttemptDir, reporter: Reporter, *
         device=device,
         reporter=reporter,
     )
+
+
+def _spec(run: RunDir) -> DFlashSpec:
+    """ValueError for one that the local side would have refused: it was written by something else, or by hand."""
+    spec = load(run.spec_json)
+    if not isinstance(spec, DFlashSpec):
+        raise ValueError(f"{run.spec_json}: entry is {spec.entry}; this trainer runs dflash")
+    wrong = [f"{path} {message}" for path, message in cross_field_errors(spec)]
+    if wrong:
+        raise ValueError(f"{run.spec_json}: {'; '.join(wrong)}")
+    return spec
 
 
 def _limit_memory(device: torch.device, *, cap_bytes: int | None, limit_bytes: int | None) -> None:

@@ -156,13 +156,13 @@ def _generator(seed: int | None, prompt: Sequence[int]) -> torch.Generator | Non
 
 
 def answer_line(target: Target, chat: Chat, answer: Answer, protocol: Protocol) -> str:
-    """The JSONL row of an answered prompt, with how it was made."""
-    text = target.tokenizer.decode(list(answer.ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    """The JSONL row of an answered prompt, with its tokens, which the text alone would not tell, and how it was made."""
+    text = target.text_of(answer.ids)
     if not answer.finished:
         text = text.rstrip("\N{REPLACEMENT CHARACTER}")  # cut inside a character
     row: dict[str, Any] = {"family": chat.family} if chat.family else {}
     row["messages"] = [*chat.messages, {"role": "assistant", "content": text}]
-    row |= {"finished": answer.finished, "protocol": asdict(protocol)}
+    row |= {"answer_ids": answer.ids, "finished": answer.finished, "protocol": asdict(protocol)}
     return json.dumps(row, ensure_ascii=False)
 
 

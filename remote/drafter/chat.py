@@ -38,8 +38,14 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], *, thinking: bool = 
     return _tokens(tokenizer, prompt_text(tokenizer, messages, thinking=thinking))
 
 
-def render(tokenizer: Any, messages: Sequence[Message], *, finished: bool = True) -> Rendered:
+def render(
+    tokenizer: Any, messages: Sequence[Message], *, finished: bool = True, answer_ids: Sequence[int] = ()
+) -> Rendered:
     """Token ids and loss mask of a conversation.
+
+    `answer_ids`: the tokens of the last answer as the target produced them, without the one that ends it. Text alone
+    does not tell them: a target may spell a word in other tokens than its tokenizer would. They are passed over where
+    the template rewrites the answer.
 
     `finished=False`: the last answer was cut, so nothing follows its text and no end token is learnt.
     Supervised and other pieces are tokenised apart, as they are when an answer is generated after a
@@ -58,10 +64,19 @@ def render(tokenizer: Any, messages: Sequence[Message], *, finished: bool = True
         start, _ = spans[-1]
         text = text[:start] + _after_empty_reasoning(messages[-1]["content"])
         spans[-1] = (start, len(text))
+    start, content = spans[-1][0], messages[-1]["content"]
+    words = content.strip() if finished else content
+    is_known = bool(answer_ids) and words in text[start:]
+    behind = text.index(words, start) + len(words) if is_known else start
+    if is_known:
+        spans[-1] = (start, _end_of_turn(tokenizer, text, behind))
+    pieces = [(_tokens(tokenizer, piece), is_supervised) for piece, is_supervised in _pieces(text, spans)]
+    if is_known:
+        end = text[behind : spans[-1][1]].lstrip()  # whitespace that the template left is among the answer's own tokens
+        pieces[2 * len(spans) - 1] = ([*answer_ids, *_tokens(tokenizer, end)], True)
     ids: list[int] = []
     loss_mask: list[bool] = []
-    for piece, is_supervised in _pieces(text, spans):
-        tokens = _tokens(tokenizer, piece)
+    for tokens, is_supervised in pieces:
         ids += tokens
         loss_mask += [is_supervised] * len(tokens)
     return Rendered(ids=ids, loss_mask=loss_mask)

@@ -45,6 +45,7 @@ class Chat:
     where: str  # file and line, for messages to a person
     family: str = ""
     finished: bool = True  # False: the last answer was cut, its end is not learnt
+    answer_ids: tuple[int, ...] = ()  # the last answer's tokens as the target produced them; empty: by its text
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,18 @@ def _chat(row: Any, where: str) -> Chat:
     turns = row.get("messages", row.get("conversations")) if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns:
         raise UserFault(f"{where}: has neither `messages` nor `conversations` with at least one turn")
+    ids = row.get("answer_ids", [])
+    if not isinstance(ids, list) or any(type(token) is not int for token in ids):
+        raise UserFault(f"{where}: answer_ids is {str(ids)[:80]}; it must be a list of tokens, or left out")
+    messages = tuple(_message(turn, where) for turn in turns)
+    if ids and messages[-1]["role"] != "assistant":
+        raise UserFault(f"{where}: has answer_ids, and its last turn is no answer")
     return Chat(
-        messages=tuple(_message(turn, where) for turn in turns),
+        messages=messages,
         where=where,
         family=str(row.get("family", "")),
         finished=bool(row.get("finished", True)),
+        answer_ids=tuple(ids),
     )
 
 
@@ -139,7 +147,7 @@ def tokenise(chats: Sequence[Chat], target: Target, *, row_tokens: int) -> list[
     documents = []
     for chat in chats:
         try:
-            rendered = target.render(chat.messages, finished=chat.finished)
+            rendered = target.render(chat.messages, finished=chat.finished, answer_ids=chat.answer_ids)
         except ValueError as error:
             raise UserFault(f"{chat.where}: {error}") from None
         mask = rendered.loss_mask[:row_tokens]

@@ -110,9 +110,23 @@ class Target:
                 last_hidden_SH[start:end] = states.last_hidden_BQH[row, : end - start]
         return features_SC, last_hidden_SH
 
-    def render(self, messages: Sequence[chat.Message], *, finished: bool = True) -> chat.Rendered:
-        """Token ids and loss mask of a conversation, see `chat.render`."""
-        return chat.render(self.tokenizer, messages, finished=finished)
+    def render(
+        self, messages: Sequence[chat.Message], *, finished: bool = True, answer_ids: Sequence[int] = ()
+    ) -> chat.Rendered:
+        """Token ids and loss mask of a conversation, see `chat.render`.
+
+        ValueError also where the answer's tokens say another text than the answer: they are another tokenizer's.
+        """
+        if answer_ids and not self.text_of(answer_ids).startswith(messages[-1]["content"]):
+            raise ValueError("its answer_ids spell another text than its last turn; leave them out")
+        return chat.render(self.tokenizer, messages, finished=finished, answer_ids=answer_ids)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """What the tokens spell, special ones included."""
+        if any(token not in range(self.spec.vocab_size) for token in ids):
+            return ""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def prompt_ids(self, messages: Sequence[chat.Message]) -> list[int]:
         return chat.prompt_ids(self.tokenizer, messages)

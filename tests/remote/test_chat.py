@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from remote.drafter.chat import prompt_text, render
@@ -72,6 +74,27 @@ def test_an_answer_is_tokenised_as_it_is_when_it_follows_its_prompt(tokenizer):
     prompt = tokenizer(prompt_text(tokenizer, [QUESTION]), add_special_tokens=False)["input_ids"]
 
     assert render(tokenizer, [QUESTION, answer("\nYes")]).ids[: len(prompt)] == prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "finished"),
+    [("Because.", True), (" Because it ", True), ("So <|im_start|> it", True), (" ", True), ("Because it", False)],
+)
+def test_an_answers_own_tokens_are_kept_where_they_are_known(tokenizer, text, finished):
+    """As a target may spell it: letter by letter."""
+    parts = re.findall(r"<\|im_start\|>|.", text)
+    letters = [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
+    end = tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"] if finished else []
+    messages = [{"role": "user", "content": "Hi"}, answer("So."), QUESTION, answer(text)]
+
+    by_text = render(tokenizer, messages, finished=finished)
+    rendered = render(tokenizer, messages, finished=finished, answer_ids=letters)
+
+    known = len(letters) + len(end)
+    learnt_ids = [token for token, on in zip(rendered.ids, rendered.loss_mask, strict=True) if on]
+    assert learnt_ids[-known:] == letters + end
+    assert tokenizer.decode(learnt_ids[:-known]) == "So.<|im_end|>"
+    assert tokenizer.decode(rendered.ids).split() == tokenizer.decode(by_text.ids).split()
 
 
 def test_an_empty_reasoning_header_is_read_but_not_learnt():

@@ -205,6 +205,7 @@ def test_a_users_mistake_is_one_line_in_the_log_and_a_bug_keeps_its_traceback(
         ({"mask_token_id": 96}, r"drafter\.mask_token_id is 96; the vocabulary runs from 0 to 95"),
         ({"captured_layers": [1, 3]}, r"drafter\.captured_layers is \[1, 3\]; ids run from 0 to 2: the last layer"),
         ({"block_size": 64}, r"data\.row_tokens is 48; one block alone has 64 tokens"),
+        ({"num_layers": "2"}, r'drafter\.num_layers is "2"; it must be a whole number$'),
         ({"mask_token_id": None}, r"DrafterSpec has no 'mask_token_id', which it needs"),  # None here: taken away
     ],
 )
@@ -219,7 +220,8 @@ def test_a_spec_that_no_recipe_could_give_is_refused_on_the_host_too(tmp_path: P
 
     ended = run_job(run, "train")
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
+    assert events(run)[-1].fields == {"outcome": "failed", "exit_code": 2}
     assert re.search(words, ended.stderr)
     assert len(ended.stderr.strip().splitlines()) == 1
     assert [event.fields["failure"] for event in events(run, kind="failure")] == ["remote.report.UserFault"]

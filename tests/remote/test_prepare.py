@@ -98,6 +98,40 @@ def test_every_answer_carries_how_it_was_made(tiny_target, chats):
     assert protocol.seed is None
 
 
+def test_a_made_answer_is_learnt_in_the_tokens_that_the_target_produced(tmp_path, tiny_target, chats):
+    """`ab` as two tokens and as one is the same text; what was produced is what a drafter has to draft."""
+    ids = tuple(
+        token for letter in "the end" for token in tiny_target.tokenizer(letter, add_special_tokens=False)["input_ids"]
+    )
+    path = tmp_path / "a.jsonl"
+    path.write_text(answer_line(tiny_target, chats[0], Answer(ids, finished=True), greedy(tiny_target)))
+
+    (document,) = tokenise(read_chats(path), tiny_target, row_tokens=1024)
+
+    learnt = [token for token, on in zip(document.ids, document.loss_mask, strict=True) if on]
+    assert tuple(learnt[:-1]) == ids
+    assert learnt[-1] in tiny_target.stop_ids
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ("7", r"a.jsonl line 1: answer_ids is 7; it must be a list of tokens"),
+        ("[true]", r"answer_ids is \[True\]; it must be a list of tokens"),
+        ("[5]", r"a.jsonl line 1: its answer_ids spell another text than its last turn"),
+        ("[-1]", r"its answer_ids spell another text"),
+        ("[99999999]", r"its answer_ids spell another text"),
+    ],
+)
+def test_tokens_of_another_tokenizer_are_refused_in_one_line(tmp_path, tiny_target, ids, words):
+    path = tmp_path / "a.jsonl"
+    turns = '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "zebra"}]'
+    path.write_text(f'{{"messages": {turns}, "answer_ids": {ids}}}')
+
+    with pytest.raises(UserFault, match=words):
+        tokenise(read_chats(path), tiny_target, row_tokens=1024)
+
+
 def test_an_unusual_line_end_inside_an_answer_does_not_cut_its_row(tmp_path, tiny_target, chats):
     protocol, file = greedy(tiny_target), AnswerFile(tmp_path / "a.jsonl")
     text = "one\u2028two\x85three"

@@ -46,6 +46,53 @@ def test_load_refuses_what_it_does_not_know(tmp_path: Path, change: dict[str, An
         schema.load(path)
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value", "words"),
+    [
+        ("train", "num_steps", "ten", r'train\.num_steps is "ten"; it must be a whole number$'),
+        ("train", "num_steps", True, r"train\.num_steps is true; it must be a whole number$"),
+        ("train", "num_threads", 1.5, r"train\.num_threads is 1\.5; it must be a whole number or null$"),
+        ("optim", "lr", "1e-3", r'optim\.lr is "1e-3"; it must be a finite number$'),
+        ("optim", "lr", float("inf"), r"optim\.lr is Infinity; it must be a finite number$"),
+        ("optim", "name", "sgd", r'optim\.name is "sgd"; it must be one of adamw, muon$'),
+        (
+            "drafter",
+            "captured_layers",
+            [0, "1"],
+            r"captured_layers is \[0, \"1\"\]; it must be a list, each of it a whole",
+        ),
+        ("loss", "terms", [1], r"loss\.terms is \[1\]; it must be an object, each value of it a finite number$"),
+        ("data", "noise", 3, r"data\.noise is 3; it must be an object with the keys of NoiseSpec$"),
+        ("data", "noise", {"bloc": 1}, r"data\.noise: unknown key 'bloc' in NoiseSpec$"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line_with_key_seen_and_due(
+    section: str, name: str, value: Any, words: str
+) -> None:
+    tree = json.loads(schema.dump(tiny_spec()))
+    tree[section][name] = value
+
+    with pytest.raises(ValueError, match=rf"^spec\.json: .*{words}"):
+        schema.parse(json.dumps(tree), "spec.json")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "3", "null", '{"spec_version": 1, "entry": []}', "[" * 100_000])
+def test_a_text_that_is_no_spec_is_one_line_that_names_the_file(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^spec\.json: .+") as told:
+        schema.parse(text, "spec.json")
+
+    assert "\n" not in str(told.value)
+
+
+def test_no_field_takes_a_value_of_every_type() -> None:
+    whole = json.loads(schema.dump(tiny_spec()))
+    for section, value in whole.items():
+        for name in value if isinstance(value, dict) and section != "env" else ():
+            spoiled = {**whole, section: {**value, name: {"": [[None]]}}}
+            with pytest.raises(ValueError, match=rf"^spec\.json: {section}\.{name}"):
+                schema.parse(json.dumps(spoiled), "spec.json")
+
+
 def test_the_27b_drafter_has_the_published_number_of_parameters() -> None:
     target = tiny_spec(target={"hidden_size": 5120}).target
     drafter = tiny_spec(
