@@ -132,9 +132,17 @@ def lease(db: Path, *, wait_s: float = LEASE_WAIT_S) -> Iterator[bool]:
         if is_ours:
             with contextlib.suppress(OSError):  # a full disk: it may be replaced by its like, no more
                 os.pwrite(descriptor, f"{os.getpid():<12} {newest_version():<6}\n".encode(), 0)
+        _has_arrived()
         yield is_ours
     finally:
         os.close(descriptor)  # gives the lock back
+
+
+def _has_arrived() -> None:
+    """Gives back the lock on its output that says, since `ensure_follower`, that a follower is on its way."""
+    if sys.stderr is not None:  # closed: its number may be another file's
+        with contextlib.suppress(OSError):
+            fcntl.flock(sys.stderr.fileno(), fcntl.LOCK_UN)
 
 
 def _acquire(descriptor: int, wait_s: float) -> bool:
@@ -156,7 +164,8 @@ def ensure_follower(db: Path, *, hosts_file: Path | None = None) -> bool:
     Call it after the run's row is written.
 
     A follower that is about to end gives its lease back first and looks once more, so a row written
-    before this call is seen either by it or by the one started here.
+    before this call is seen either by it or by the one started here. One that was started a moment ago takes some tenths of a
+    second to have its lease, and looks after that: until then it holds a lock on the log that it was given as its output.
     """
     if is_followed(db):
         end_older(db)
@@ -171,6 +180,10 @@ def ensure_follower(db: Path, *, hosts_file: Path | None = None) -> bool:
         argv += ["--hosts", str(hosts_file.absolute())]
     # A shell in between leaves at once, so the follower is nobody's child and leaves no zombie here.
     with log.open("ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         subprocess.run(
             ["sh", "-c", '"$@" &', "sh", *argv],
             stdin=subprocess.DEVNULL,

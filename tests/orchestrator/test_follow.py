@@ -452,6 +452,9 @@ def test_a_follower_starts_on_demand_follows_to_the_end_and_goes(site: Site) -> 
     run_id = site.start("demand", "-c", UNTIL, str(enough))
 
     assert ensure_follower(site.store.path)
+    assert not ensure_follower(
+        site.store.path
+    )  # on its way, without a lease as yet; `launch --follow` asks again at once
     site.wait(run_id, lambda run: run.step is not None)
     assert is_followed(site.store.path)
     assert not ensure_follower(site.store.path)
