@@ -5,8 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,10 +41,16 @@ def is_stdlib_file(name: str) -> bool:
     return name.startswith("remote/") and not name.startswith("remote/drafter/")
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file, the module first; a file is read once for all tests."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -98,24 +104,29 @@ OF_THEIR_OWN = {
 LOADERS = ("lazy", "loaded")
 
 
-def loaded_by(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def loaded_by(path: Path) -> list[tuple[int, str]]:
     """Modules of ours that are loaded when it runs: imported anywhere but for types, or named to `lazy`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_types = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
+    for_types = [node for node in nodes_of(path) if isinstance(node, ast.If) and is_named(node.test, "TYPE_CHECKING")]
     left_out = {below for node in for_types for statement in node.body for below in ast.walk(statement)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in LOADERS and isinstance(node.args[0], ast.Constant):
-            yield node.lineno, str(node.args[0].value)
+    found: list[tuple[int, str]] = []
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call) and is_named(node.func, *LOADERS) and isinstance(node.args[0], ast.Constant):
+            found.append((node.lineno, str(node.args[0].value)))
         elif isinstance(node, ast.ImportFrom) and node not in left_out:
             assert node.module
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from ((node.lineno, name if is_module(name) else node.module) for name in inside)
+            found += [(node.lineno, name if is_module(name) else node.module) for name in inside]
         elif isinstance(node, ast.Import) and node not in left_out:
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
+    return found
 
 
+def is_named(node: ast.AST, *names: str) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+@cache
 def is_module(name: str) -> bool:
     place = ROOT / name.replace(".", "/")
     return place.is_dir() or place.with_suffix(".py").is_file()
@@ -164,7 +175,7 @@ LOOKS_AT_FILES = {
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith("tui/")], ids=relative)
 def test_a_screen_looks_at_no_file_and_no_socket_itself(path: Path) -> None:
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
     called = {getattr(node.func, "attr", getattr(node.func, "id", "")): node.lineno for node in calls}
 
     assert not called.keys() & LOOKS_AT_FILES, relative(path)
@@ -222,12 +233,12 @@ def test_remote_parses_on_python_3_10(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_files_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    module, *inside = nodes_of(path)
+    functions = [node for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
-    assert text.count("\n") <= 400
-    assert ast.get_docstring(tree), "a module says what it is responsible for"
+    assert path.read_text(encoding="utf-8").count("\n") <= 400
+    assert isinstance(module, ast.Module)
+    assert ast.get_docstring(module), "a module says what it is responsible for"
     for function in functions:
         length = (function.end_lineno or function.lineno) - function.lineno + 1
         assert length <= 60 or (path.name, function.name) == ("train.py", "train"), f"{function.name}: {length} lines"

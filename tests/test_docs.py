@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,19 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 FOLDERS = ("orchestrator/", "remote/", "recipes/", "tui/", "tests/", "benchmarks/", "docs/")
 
 
+@cache
+def known_tests() -> set[str]:
+    """The names of all files and functions that are tests."""
+    paths = list((ROOT / "tests").rglob("test_*.py"))
+    told = (re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE) for path in paths)
+    return {path.stem for path in paths}.union(*told)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_test_file_that_is_named_exists(page: Path) -> None:
     named = set(re.findall(r"`(test_[a-z_0-9]+)`", page.read_text(encoding="utf-8")))
-    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
-    functions = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
 
-    assert named - files - functions == set()
+    assert named - known_tests() == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -110,7 +110,7 @@ def test_facts_that_are_none_leave_a_cause_or_none(found: dict[str, Any], where:
 
 
 @pytest.mark.slow  # many examples
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60)
 @given(found=facts, where=frames, message=messages, stage=anything, step=anything)
 def test_whatever_a_job_says_causes_are_found(
     found: Any, where: tuple[Any, ...], message: str, stage: Any, step: Any
@@ -199,7 +199,6 @@ def test_a_run_whose_facts_are_none_ends(ended: Ended, found: dict[str, Any]) ->
 
 
 @pytest.mark.slow  # many examples
-@settings(max_examples=60, deadline=None)
 @given(found=facts, where=frames, message=messages, stage=anything, step=anything)
 def test_whatever_a_job_says_its_run_ends_and_is_shown(
     ended: Ended, found: Any, where: tuple[Any, ...], message: str, stage: Any, step: Any
@@ -211,7 +210,6 @@ def test_whatever_a_job_says_its_run_ends_and_is_shown(
 
 
 @pytest.mark.slow  # many examples
-@settings(max_examples=100, deadline=None)
 @given(found=st.dictionaries(names | st.sampled_from([*SIZES, "cause"]), anything, max_size=6) | facts)
 def test_facts_as_an_older_version_kept_them_are_shown(ended: Ended, found: Any) -> None:
     run = ended.end(told({}, (), text("2.00 GiB")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -87,8 +89,8 @@ def test_help_is_quick(project: Path) -> None:
         subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
         return time.perf_counter() - began
 
-    bare = min(seconds(sys.executable, "-c", "pass") for _ in range(5))
-    helped = min(seconds(sys.executable, "-m", "orchestrator.cli", "--help") for _ in range(5))
+    bare = min(seconds(sys.executable, "-c", "pass") for _ in range(3))
+    helped = min(seconds(sys.executable, "-m", "orchestrator.cli", "--help") for _ in range(3))
 
     # 200 ms on a machine at rest; a busy one is told apart by how long a bare start takes.
     assert helped < max(0.2, 12 * bare)
@@ -423,28 +425,34 @@ def test_the_database_is_beside_recipes_unless_named(project: Path, tmp_path_fac
     assert values[1]["db"] == {"name": "db", "value": str(other), "origin": "DRAFTYARD_DB"}
 
 
-def _complete(project: Path, line: str, shell: str = "bash") -> list[str]:
-    words = line.split(" ")
-    done = _program(
-        cwd=project, _DRAFTYARD_COMPLETE=f"{shell}_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)
-    )
-    return [item.partition(",")[2] for item in done.stdout.decode().splitlines()]
+def _asked(line: str) -> dict[str, str]:
+    """What bash's completion script puts into the environment."""
+    return {"_DRAFTYARD_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
 
 
-@pytest.mark.slow
+def _complete(line: str) -> list[str]:
+    """As the program answers, in this process."""
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(said):
+        for name, value in _asked(line).items():
+            patched.setenv(name, value)
+        _run()
+    return [item.partition(",")[2] for item in said.buffer.getvalue().decode().splitlines()]
+
+
 def test_completion_knows_verbs_runs_recipes_and_hosts_from_local_state(known_run: str, project: Path) -> None:
     (project / "hosts.yaml").write_text("hosts:\n  gpubox: {address: 10.1.2.3}\n", encoding="utf-8")
 
-    assert "launch" in _complete(project, "draftyard la")
-    assert known_run in _complete(project, "draftyard show k")
-    assert "@last" in _complete(project, "draftyard show @")
-    assert "smollm2" in _complete(project, "draftyard launch smo")
-    assert _complete(project, "draftyard launch smollm2 --host gpu") == ["gpubox"]
-    assert _complete(project, "draftyard launch smollm2 -b ce_kl_") == ["ce_kl_cap"]
-    assert _complete(project, "draftyard recipe show smollm2 -b d") == ["dpace"]
-    assert _complete(project, "draftyard ls --sort crea") == ["created"]
-    assert known_run in _complete(project, f"draftyard plot {known_run} k")
-    assert _complete(project, "draftyard launch nosuch -b x") == [""]  # an empty answer
+    assert b"launch" in _program(cwd=project, **_asked("draftyard la")).stdout
+    assert known_run in _complete("draftyard show k")
+    assert "@last" in _complete("draftyard show @")
+    assert "smollm2" in _complete("draftyard launch smo")
+    assert _complete("draftyard launch smollm2 --host gpu") == ["gpubox"]
+    assert _complete("draftyard launch smollm2 -b ce_kl_") == ["ce_kl_cap"]
+    assert _complete("draftyard recipe show smollm2 -b d") == ["dpace"]
+    assert _complete("draftyard ls --sort crea") == ["created"]
+    assert known_run in _complete(f"draftyard plot {known_run} k")
+    assert _complete("draftyard launch nosuch -b x") == [""]  # an empty answer
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

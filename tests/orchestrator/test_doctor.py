@@ -7,6 +7,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pip
 import pytest
 
 from orchestrator.actions import fixing
@@ -36,6 +37,14 @@ def _index(folder: Path) -> Path:
     return folder
 
 
+def _venv(folder: Path) -> Path:
+    """One with our pip in it: `ensurepip` takes some seconds to unpack one."""
+    venv.create(folder)
+    (packages,) = folder.glob("lib/*/site-packages")
+    (packages / "pip").symlink_to(Path(pip.__file__).parent)
+    return folder
+
+
 def test_an_unknown_host_key_is_told_as_any_verb_tells_it(yard: Yard, tmp_path: Path) -> None:
     with sshd.running(tmp_path / "sshd") as server:
         server.known_hosts.write_text("")
@@ -55,8 +64,7 @@ def test_an_unknown_host_key_is_told_as_any_verb_tells_it(yard: Yard, tmp_path: 
 
 @pytest.mark.slow
 def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path) -> None:
-    folder = tmp_path / "its venv"
-    venv.create(folder, with_pip=True)
+    folder = _venv(tmp_path / "its venv")
     with sshd.running(tmp_path / "sshd") as server:
         settings = server.home / ".config" / "pip" / "pip.conf"
         settings.parent.mkdir(parents=True)
@@ -133,8 +141,7 @@ def test_the_pinned_list_holds_all_that_the_trainer_needs() -> None:
 def test_an_installation_that_fails_says_why(yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    folder = tmp_path / "its venv"
-    venv.create(folder, with_pip=True)
+    folder = _venv(tmp_path / "its venv")
     hosts = f"hosts:\n  local: {{python: '{folder}/bin/python'}}\n"
     (yard.root / "hosts.yaml").write_text(hosts, encoding="utf-8")
 
