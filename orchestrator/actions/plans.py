@@ -29,6 +29,12 @@ from remote.spec import DFlashSpec, parse
 Found = TypeVar("Found")
 MOST_OFFERED = 5  # changes that a page shows, and that `smoke --try` takes
 
+UNPLANNED = {  # stages of a training that no plan speaks of
+    "target": "while the whole target was loaded or computed hidden states",
+    "wait": "while data was read",
+    "checkpoint": "while a checkpoint was written",
+}
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -147,6 +153,11 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
         return Fits(None, short_bytes, f"the stored spec cannot be read: {error}")
     if not isinstance(spec, DFlashSpec):
         return Fits(None, short_bytes, "a script of its own has no plan")
+    stage = ended.failures[0].stage if ended.failures else None
+    if stage in UNPLANNED:
+        return Fits(
+            None, note=f"it ran out {UNPLANNED[stage]}, of which its plan says nothing: no change of a step would help"
+        )
     capacity_bytes, told = kept.get("capacity_bytes"), "the run's own"
     if capacity_bytes is None:
         with suppress(UsageError):  # a host that nobody has looked at

@@ -91,7 +91,7 @@ class Alerts:
         if event.run_id is None or not _is_news(event):
             return None
         run = self.reader.run(event.run_id)
-        where = ", ".join(silent_hosts(self.reader, run) or run.hosts)
+        where = event.fields.get("host") or ", ".join(silent_hosts(self.reader, run) or run.hosts)
         return {
             "text": f"{run.recipe}/{run.branch} on {where} ({run.id}): {event.text}",
             "run": run.id,

@@ -26,8 +26,8 @@ def notice(desk: Desk, run: RunRow, seen: Evidence) -> None:
         _say_once(desk, run, "nonfinite", text)
     needed_bytes = _needed_bytes(desk, run)
     if seen.disk_free_bytes is not None and seen.disk_free_bytes < needed_bytes:
-        text = f"{format_size(seen.disk_free_bytes)} free on the host's disk; the next checkpoint wants {format_size(needed_bytes)}"
-        _say_once(desk, run, "low_disk", text)
+        text = f"host {run.host} has {format_size(seen.disk_free_bytes)} free on its disk; the next checkpoint wants {format_size(needed_bytes)}"
+        _say_once(desk, run, "low_disk", text, host=run.host)
 
 
 def note_clock(desk: Desk, host: str, seen: Evidence, *, asked_s: float) -> None:
@@ -66,7 +66,8 @@ def _needed_bytes(desk: Desk, run: RunRow) -> int:
     return max(LEAST_FREE_BYTES, 2 * max(sizes, default=0))
 
 
-def _say_once(desk: Desk, run: RunRow, kind: str, text: str) -> None:
+def _say_once(desk: Desk, run: RunRow, kind: str, text: str, **fields: str) -> None:
+    """Of each host, where the fields name one."""
     said = [row for row in desk.reader.events(run.id, kinds=[kind]) if row.attempt == run.attempt]
-    if not said:
-        desk.store.add_event(run.id, kind, text)
+    if not any(row.fields == fields for row in said):
+        desk.store.add_event(run.id, kind, text, fields)

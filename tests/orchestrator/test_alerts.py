@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 
 from orchestrator.follow.alerts import Alerts, AlertThread, NotTaken, webhook
+from orchestrator.follow.desk import Desk
+from orchestrator.follow.nodes import views_on
+from orchestrator.follow.notices import notice
+from orchestrator.observe import Evidence
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
 from tests.orchestrator.runs import RUN, new_run, started
@@ -94,6 +99,23 @@ def test_an_alert_names_those_of_several_hosts_that_are_silent_else_all(store: S
 
     assert [body["host"] for body in receiver.bodies] == ["c", "b, c", "a, b, c"]
     assert receiver.bodies[0]["text"] == f"smollm2/v6 on c ({RUN}): x"
+
+
+def test_a_disk_that_fills_up_is_told_once_of_each_host_by_its_name(store: Store, receiver: Receiver) -> None:
+    alerts = Alerts(store, store.reader, webhook(receiver.url))
+    alerts.begin()
+    store.create_run(new_run(RUN, host="a", more_hosts=("b",)))
+    store.place_nodes(RUN, ["/a", "/b"])
+    store.new_attempt(RUN)
+    desk = Desk(store, store.reader, time.time)
+
+    for _ in range(2):
+        for view in (view for host in ("a", "b") for view in views_on(store.reader, host, store.reader.live_runs())):
+            notice(desk, view, replace(Evidence.nothing(), disk_free_bytes=300 * 2**20))
+    alerts.send_new()
+
+    assert [(body["kind"], body["host"]) for body in receiver.bodies] == [("low_disk", "a"), ("low_disk", "b")]
+    assert "host b has 0.29 GiB free on its disk; the next checkpoint wants 1.00 GiB" in receiver.bodies[1]["text"]
 
 
 def test_history_from_before_the_first_use_is_not_news(store: Store, receiver: Receiver) -> None:

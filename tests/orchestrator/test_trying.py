@@ -62,10 +62,11 @@ def places(yard: Yard) -> Places:
 def ran_out(
     places: Places,
     *,
-    share: float = 0.93,
+    share: float = 0.975,
     overrides: Sequence[str] = ("train.seed=7",),
     allocated_bytes: int = 0,
     run_id: str = RAN_OUT,
+    stage: str = "forward",
 ) -> None:
     """A training of the branch `wide` as it ends where the process was allowed this share of what its plan wants."""
     spec = resolve(places, "small", branch="wide", overrides=overrides)[1].spec
@@ -83,7 +84,7 @@ def ran_out(
     }
     failure = FailureRow(
         run_id=run_id, attempt=1, kind="host_oom", message="can't allocate memory", hint="", source="rank0",
-        stage="forward", step=1, traceback="", facts=facts, at_s=1.0, is_first_cause=True,
+        stage=stage, step=1, traceback="", facts=facts, at_s=1.0, is_first_cause=True,
     )  # fmt: skip
     with Store(places.db) as store:
         store.create_run(new_run(run_id, recipe="small", branch="wide", documents=documents))
@@ -156,6 +157,16 @@ def test_a_branch_that_never_ran_out_has_nothing_to_try(yard: Yard, places: Plac
 
 
 @pytest.mark.slow
+def test_a_stage_that_no_plan_speaks_of_is_offered_no_change(yard: Yard, places: Places) -> None:
+    ran_out(places, stage="target")
+
+    assert yard.run("show", RAN_OUT, "--oom") == 0
+    assert "it ran out while the whole target was loaded or computed hidden states, of which its plan says" in yard.out
+    assert "--try" not in yard.out
+    assert yard.run("smoke", "small", "-b", "wide", "--try", "1") == 2
+    assert "no change of a step would help" in yard.err
+
+
 def test_a_script_of_ones_own_is_told_that_it_has_no_plan(yard: Yard) -> None:
     assert yard.run("launch", "tiny", "-b", "oom", "--force", "to see it end", "--follow") == 12
 
