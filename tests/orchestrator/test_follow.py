@@ -452,9 +452,8 @@ def test_a_follower_starts_on_demand_follows_to_the_end_and_goes(site: Site) -> 
     run_id = site.start("demand", "-c", UNTIL, str(enough))
 
     assert ensure_follower(site.store.path)
-    assert not ensure_follower(
-        site.store.path
-    )  # on its way, without a lease as yet; `launch --follow` asks again at once
+    # It has no lease yet, but is on its way: `launch --follow` asks again at once.
+    assert not ensure_follower(site.store.path)
     site.wait(run_id, lambda run: run.step is not None)
     assert is_followed(site.store.path)
     assert not ensure_follower(site.store.path)
