@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from remote.drafter import loss_chunk, loss_fused
 from remote.drafter.blocks import Blocks
 from remote.drafter.head_plan import HeadChunk, HeadPlan, plan_head
-from remote.drafter.loss_chunk import TOP_K, Slots, Totals, needs_teacher
+from remote.drafter.loss_chunk import TOP_K, Read, Slots, Totals, needs_teacher
 from remote.drafter.weights import position_weights
 from remote.spec import LOSS_TERMS, LossSpec
 
@@ -102,7 +102,9 @@ def drafter_loss(
         hidden = hidden.index_select(0, plan.index_M)
     assert hidden.shape[0] == plan.index_M.shape[0], "the plan's slots, one hidden state each"
     with_gradient = hidden.requires_grad and torch.is_grad_enabled()
-    work = _Work(plan, head_VH, teacher_hidden_SH, spec, with_gradient, loss_fused if is_fused else loss_chunk)
+    work = _Work(
+        plan, head_VH, teacher_hidden_SH, spec, blocks.num_blocks, with_gradient, loss_fused if is_fused else loss_chunk
+    )
     totals = empty_totals(blocks.block_size, spec, device=hidden.device)
     numerator, cap_numerator = _FusedLoss.apply(hidden, work, totals)
     totals["numerator"], totals["cap_numerator"] = numerator.detach()[None], cap_numerator.detach()[None]
@@ -139,6 +141,7 @@ class _Work:
     head_VH: Tensor
     teacher_hidden_SH: Tensor | None
     spec: LossSpec
+    num_blocks: int
     with_gradient: bool
     rows: Any  # the module that computes a chunk: `loss_chunk` or `loss_fused`
 
@@ -152,17 +155,19 @@ class _FusedLoss(torch.autograd.Function):
         num_grads = (1 + bool(spec.terms.get("cap"))) if work.with_gradient else 0
         grads = [torch.empty_like(hidden_MH) for _ in range(num_grads)]
         teacher: Any = None  # a Teacher of that module
+        read = list[Read]()
         for chunk in plan.chunks:
             teacher = _teacher(work, chunk, teacher)
             rows = slice(*chunk.slots)
             outcome = work.rows.chunk_loss(
                 hidden_MH[rows], _slots(plan, chunk), teacher=teacher, head_VH=work.head_VH, spec=spec, with_gradient=work.with_gradient,
             )  # fmt: skip
-            for name, value in outcome.totals.items():
-                totals[name] += value
+            read.append(outcome.read)
             parts = [part for part in (outcome.gradient_MH, outcome.cap_gradient_MH) if part is not None]
             for grad_MH, part in zip(grads, parts, strict=True):
                 grad_MH[rows] = part
+        if read:
+            totals |= Read.joined(read).totals(_all_slots(work), spec)
         ctx.save_for_backward(*grads)
         numerator = sum(
             (spec.terms[term] * totals[term][0] for term in _averaged(spec)), torch.zeros_like(totals["weights"][0])
@@ -175,13 +180,14 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         grads = ctx.saved_tensors
         out_MH = torch.empty_like(grads[0])
-        work = torch.promote_types(out_MH.dtype, torch.float32)  # a bf16 factor would be off by up to 0.4 %
+        # A bf16 factor would be off by up to 0.4 %; one with a dimension is read, and multiplied with, as what it is.
+        work = torch.promote_types(out_MH.dtype, torch.float32)
+        factors = [factor.to(work)[None] for factor in grad_outputs]
+        if len(grads) == 1:
+            return torch.mul(grads[0], factors[0], out=out_MH), None, None
         for start in range(0, out_MH.shape[0], SCALE_ROWS):
             rows = slice(start, start + SCALE_ROWS)
-            scaled = [
-                grad_MH[rows].to(work) * factor.to(work) for grad_MH, factor in zip(grads, grad_outputs, strict=False)
-            ]
-            out_MH[rows] = torch.stack(scaled).sum(0)
+            out_MH[rows] = (grads[0][rows] * factors[0]).addcmul_(grads[1][rows], factors[1])
         return out_MH, None, None
 
 
@@ -201,7 +207,14 @@ def _teacher(work: _Work, chunk: HeadChunk, before: Any) -> Any:
 def _slots(plan: HeadPlan, chunk: HeadChunk) -> Slots:
     rows = slice(*chunk.slots)
     num_blocks = chunk.blocks[1] - chunk.blocks[0]
-    return Slots(plan.label_M[rows], plan.cell_M[rows], plan.teacher_M[rows], num_blocks, plan.block_size)
+    numbers = (plan.label_M[rows], plan.cell_M[rows], plan.teacher_M[rows], plan.order_M[rows])
+    return Slots(*numbers, num_blocks, plan.block_size)
+
+
+def _all_slots(work: _Work) -> Slots:
+    """Those of all chunks, in the grid of all blocks."""
+    plan = work.plan
+    return Slots(plan.label_M, plan.index_M, plan.teacher_M, plan.order_M, work.num_blocks, plan.block_size)
 
 
 def _denominator(blocks: Blocks, totals: Totals, spec: LossSpec) -> Tensor:

@@ -14,7 +14,8 @@ the gradient rounded to the head's dtype); and the teacher's (U, V). `remote.pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ class Slots:
     label_M: Tensor
     cell_M: Tensor  # position in the grid (N, B) of the chunk
     teacher_M: Tensor  # row of the chunk's Teacher
+    order_M: Tensor  # the slots by their teachers
     num_blocks: int
     block_size: int
 
@@ -72,8 +74,27 @@ class Student(SlotValues):
 
 
 @dataclass(frozen=True)
+class Read:
+    """All that the sums are made of, one number a slot; of several chunks they are summed together."""
+
+    values: SlotValues
+    weight_M: Tensor
+    soft_M: dict[str, Tensor]  # of the soft terms, by name
+
+    @classmethod
+    def joined(cls, parts: Sequence[Read]) -> Read:
+        values = [[getattr(part.values, each.name) for part in parts] for each in fields(SlotValues)]
+        soft = {term: torch.cat([part.soft_M[term] for part in parts]) for term in parts[0].soft_M}
+        return cls(SlotValues(*map(torch.cat, values)), torch.cat([part.weight_M for part in parts]), soft)
+
+    def totals(self, slots: Slots, spec: LossSpec) -> Totals:
+        """Sums of every term and metric."""
+        return loss_totals(self.values, self.weight_M, self.soft_M, spec) | metric_totals(self.values, slots)
+
+
+@dataclass(frozen=True)
 class ChunkOutcome:
-    totals: Totals
+    read: Read
     gradient_MH: Tensor | None  # of Σ weight·(ce, kl, soft_ce with their coefficients)
     cap_gradient_MH: Tensor | None  # of coefficient · Σ c·H(q)
 
@@ -83,14 +104,18 @@ def needs_teacher(spec: LossSpec) -> bool:
     return spec.label == "teacher_argmax" or any(spec.terms.get(term) for term in SOFT_TERMS)
 
 
-def head_logits(hidden_NH: Tensor, head_VH: Tensor) -> Tensor:
+def head_logits(hidden_NH: Tensor, head_VH: Tensor, *, out: Tensor | None = None) -> Tensor:
     """hidden · headᵀ in the head's dtype with float32 results: bf16 logits tie, and cost 1 to 2.5 % of the gradient."""
     hidden_NH = hidden_NH.to(head_VH.dtype)
-    if hidden_NH.dtype in (torch.float32, torch.float64):
-        return hidden_NH @ head_VH.T
+    if hidden_NH.dtype == logits_dtype(head_VH):
+        return torch.mm(hidden_NH, head_VH.T, out=out)
     if hidden_NH.is_cuda:
-        return torch.mm(hidden_NH, head_VH.T, out_dtype=torch.float32)
-    return hidden_NH.float() @ head_VH.float().T
+        return torch.mm(hidden_NH, head_VH.T, out_dtype=torch.float32, out=out)
+    return torch.mm(hidden_NH.float(), head_VH.float().T, out=out)
+
+
+def logits_dtype(head_VH: Tensor) -> torch.dtype:
+    return torch.promote_types(head_VH.dtype, torch.float32)
 
 
 def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher:
@@ -106,16 +131,16 @@ def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher
 def chunk_loss(
     hidden_MH: Tensor, slots: Slots, *, teacher: Teacher | None, head_VH: Tensor, spec: LossSpec, with_gradient: bool
 ) -> ChunkOutcome:
-    """Sums of every term and metric over the chunk and, on request, both gradients of its hidden states."""
+    """What every slot of the chunk is read to be and, on request, both gradients of its hidden states."""
     student = read_student(hidden_MH, _labels(slots, teacher, spec), head_VH)
     p_MV = teacher.log_p_UV.index_select(0, slots.teacher_M).exp_() if teacher and soft_coefficient(spec) else None
     weight_M = slot_weights(student, slots, spec)
-    totals = loss_totals(student, weight_M, _soft_values(student, p_MV, teacher, slots), spec)
-    totals |= metric_totals(student, slots)
+    values = SlotValues(*(getattr(student, each.name) for each in fields(SlotValues)))
+    read = Read(values, weight_M, _soft_values(student, p_MV, teacher, slots))
     if not with_gradient:
-        return ChunkOutcome(totals, None, None)
+        return ChunkOutcome(read, None, None)
     cap_gradient_MH = _cap_gradient(student, weight_M, head_VH, spec) if spec.terms.get("cap") else None
-    return ChunkOutcome(totals, _gradient(student, weight_M, p_MV, head_VH, spec), cap_gradient_MH)
+    return ChunkOutcome(read, _gradient(student, weight_M, p_MV, head_VH, spec), cap_gradient_MH)
 
 
 def read_student(hidden_MH: Tensor, label_M: Tensor, head_VH: Tensor) -> Student:

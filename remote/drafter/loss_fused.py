@@ -21,11 +21,11 @@ from remote.drafter.kernels.cross_entropy import (
 )
 from remote.drafter.loss_chunk import (
     ChunkOutcome,
+    Read,
     Slots,
     SlotValues,
     head_logits,
-    loss_totals,
-    metric_totals,
+    logits_dtype,
     slot_weights,
     soft_coefficient,
 )
@@ -44,27 +44,29 @@ class Teacher:
     def kept(self, count: int) -> Teacher:
         """The last `count` rows, copied so that the rest can be freed."""
         start = self.entropy_U.shape[0] - count
-        return Teacher(*(tensor[start:].clone() for tensor in self._tensors()))
+        return Teacher(*(tensor[start:].clone() for tensor in (self.logits_UV, *self._numbers())))
 
-    def and_then(self, later: Teacher) -> Teacher:
-        return Teacher(*(torch.cat(pair) for pair in zip(self._tensors(), later._tensors(), strict=True)))
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return self.logits_UV, self.log_sum_U, self.entropy_U, self.best_U
+    def _numbers(self) -> tuple[Tensor, ...]:
+        return self.log_sum_U, self.entropy_U, self.best_U
 
 
 def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher:
-    """The target's rows at new positions, after those kept from the chunk before."""
-    logits_UV = head_logits(hidden_UH, head_VH)
-    read = row_statistics(logits_UV)
-    new = Teacher(logits_UV, read.log_sum_M, read.entropy_M, read.best_M)
-    return new if before is None else before.and_then(new)
+    """The target's rows at new positions, after those kept from the chunk before; the product writes behind these."""
+    num_kept, (num_new, vocab) = 0 if before is None else before.entropy_U.shape[0], (len(hidden_UH), len(head_VH))
+    logits_UV = torch.empty(num_kept + num_new, vocab, dtype=logits_dtype(head_VH), device=head_VH.device)
+    head_logits(hidden_UH, head_VH, out=logits_UV[num_kept:])
+    read = row_statistics(logits_UV[num_kept:])
+    new = (read.log_sum_M, read.entropy_M, read.best_M)
+    if before is None:
+        return Teacher(logits_UV, *new)
+    logits_UV[:num_kept] = before.logits_UV
+    return Teacher(logits_UV, *(torch.cat(pair) for pair in zip(before._numbers(), new, strict=True)))
 
 
 def chunk_loss(
     hidden_MH: Tensor, slots: Slots, *, teacher: Teacher | None, head_VH: Tensor, spec: LossSpec, with_gradient: bool
 ) -> ChunkOutcome:
-    """Sums of every term and metric over the chunk and, on request, both gradients of its hidden states."""
+    """What every slot of the chunk is read to be and, on request, both gradients of its hidden states."""
     logits_MV = head_logits(hidden_MH, head_VH)
     label_M = slots.label_M
     if spec.label == "teacher_argmax":
@@ -78,7 +80,9 @@ def chunk_loss(
     )
     weight_M = slot_weights(values, slots, spec)
     soft = soft_coefficient(spec)
-    target = TargetRows(teacher.logits_UV, teacher.log_sum_U, slots.teacher_M) if teacher and soft else None
+    target = (
+        TargetRows(teacher.logits_UV, teacher.log_sum_U, slots.teacher_M, slots.order_M) if teacher and soft else None
+    )
     has_cap, place_MV = bool(spec.terms.get("cap")), in_their_place(logits_MV, head_VH.dtype)
     gradient_MV = torch.empty_like(logits_MV, dtype=head_VH.dtype) if has_cap else place_MV
     soft_ce_M = cross_entropy_gradient(
@@ -86,16 +90,16 @@ def chunk_loss(
         hard=spec.terms.get("ce", 0.0), soft=soft, target=target,
         out_MV=gradient_MV if with_gradient else None,
     )  # fmt: skip
-    totals = loss_totals(values, weight_M, _soft_values(soft_ce_M, teacher, slots), spec) | metric_totals(values, slots)
+    found = Read(values, weight_M, _soft_values(soft_ce_M, teacher, slots))
     if not with_gradient:
-        return ChunkOutcome(totals, None, None)
+        return ChunkOutcome(found, None, None)
     gradient_MH = gradient_MV @ head_VH
     if not has_cap:
-        return ChunkOutcome(totals, gradient_MH, None)
+        return ChunkOutcome(found, gradient_MH, None)
     del gradient_MV
     scale_M = spec.terms["cap"] * weight_M * values.right_M
     entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, scale_M, out_MV=place_MV)
-    return ChunkOutcome(totals, gradient_MH, place_MV @ head_VH)
+    return ChunkOutcome(found, gradient_MH, place_MV @ head_VH)
 
 
 def _soft_values(soft_ce_M: Tensor | None, teacher: Teacher | None, slots: Slots) -> dict[str, Tensor]:

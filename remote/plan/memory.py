@@ -137,7 +137,7 @@ def head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool = True) -
 
 def _fused_head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool) -> int:
     """Logits in float32 once, where their gradient is written too (but with cap), and the target's rows; or, if that is
-    more, the joining of a chunk's target rows to those that it shares with the chunk before, which is alive as well."""
+    more, a chunk's target rows beside those of the chunk before, of which it takes some over."""
     has_cap = bool(spec.loss.terms.get("cap"))
     kinds = (1 + has_cap) if with_gradient else 0
     rows = 4 * (at.chunk_slots + at.chunk_targets) + (
@@ -145,8 +145,8 @@ def _fused_head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool) -
     )
     chunk = at.vocab * rows + kinds * at.chunk_slots * at.hidden * at.element_bytes
     has_neighbour = at.chunk_slots < at.supervised_slots
-    joined = 3 * 4 * at.vocab * at.chunk_targets if has_neighbour else 0
-    return max(chunk, joined)
+    both = 2 * 4 * at.vocab * at.chunk_targets if has_neighbour else 0
+    return max(chunk, both)
 
 
 def attention_workspace(spec: DFlashSpec, at: Sizes, *, backward: bool) -> int:

@@ -56,6 +56,17 @@ def test_a_profile_counts_products_by_shape() -> None:
     assert any(each.name == "aten::mm" and each.calls == 3 for each in profile.kernels)
 
 
+def test_what_a_budget_is_for_comes_first_and_a_text_names_rows_by_their_words() -> None:
+    def rows(text: str) -> list[tuple[str, str]]:
+        return [(case.name, variant.name) for case, variant in step._chosen(step.CASES, text)]
+
+    first = [(case, variant.name) for case, variant in step.FIRST_ROWS]
+    assert rows("")[: len(first)] == first
+    assert len(set(rows(""))) == len(rows(""))
+    assert rows("4096") == first[-2:]
+    assert rows("the first user") == [(case, step.FIRST_USER.name) for case in step.SMALLER]
+
+
 def traced(kind: str, name: str, ts: float, dur: float, **args: object) -> dict[str, object]:
     return {"ph": "X", "cat": kind, "name": name, "ts": ts, "dur": dur, "args": args}
 
