@@ -1,6 +1,8 @@
 """Whether hosts reach one another, before a job relies on it: one listens, the others try each of its addresses.
 
-    python3 - listen TOKEN FIRST NUM SECONDS       takes the first free port of NUM and answers there with the token;
+    python3 - listen TOKEN FIRST NUM OFFSET SECONDS
+                                                   takes the first free port of NUM, beginning OFFSET after the first and
+                                                   going round, and answers there with the token;
                                                    prints port and addresses, then an empty line now and then
     python3 - try TOKEN PORT ADDRESS [ADDRESS...]  connects to each; prints what came of it, and by which interface
 
@@ -20,12 +22,14 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 TRY_S = 5.0
 SIGN_OF_LIFE_S = 0.25  # when it cannot be printed, whoever asked has gone
 SIOCGIFCONF, IFREQ_BYTES, MOST_ADDRESSES = 0x8912, 40, 256  # netdevice(7): a name of 16 bytes, then a sockaddr
+SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40
 
 
 def addresses() -> list[dict[str, Any]]:
@@ -45,6 +49,18 @@ def _interfaces() -> list[tuple[str, str]]:
     return [(row[:16].split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(row[20:24])) for row in each]
 
 
+def trouble(interface: str) -> str | None:
+    """What keeps an interface of this host from leading anywhere: gone, or down; None where it is up and has a link."""
+    if interface not in (name for _, name in socket.if_nameindex()):
+        return "is gone"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            told = fcntl.ioctl(asking.fileno(), SIOCGIFFLAGS, struct.pack("256s", interface.encode()[:15]))
+        except OSError:  # it went just now
+            return "is gone"
+    return None if struct.unpack("H", told[16:18])[0] & IFF_RUNNING else "is down"
+
+
 def _speed(interface: str) -> int | None:
     """null for one that tells none: a bridge, loopback, one that is down."""
     with contextlib.suppress(OSError, ValueError):
@@ -53,9 +69,9 @@ def _speed(interface: str) -> int | None:
     return None
 
 
-def listen(token: str, first: int, num: int, seconds: float) -> int:
-    """Exit status 1 where no port is free."""
-    server = _bound(range(first, first + num))
+def listen(token: str, ports: Sequence[int], seconds: float) -> int:
+    """At the first that is free; exit status 1 where none is."""
+    server = _bound(ports)
     if server is None:
         _print({"port": None, "addresses": []})
         return 1
@@ -73,7 +89,7 @@ def listen(token: str, first: int, num: int, seconds: float) -> int:
     return 0
 
 
-def _bound(ports: range) -> socket.socket | None:
+def _bound(ports: Sequence[int]) -> socket.socket | None:
     for port in ports:
         server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -121,7 +137,8 @@ def _print(body: dict[str, Any]) -> None:
 def main(arguments: list[str]) -> int:
     word, token, *rest = arguments
     if word == "listen":
-        return listen(token, int(rest[0]), int(rest[1]), float(rest[2]))
+        first, num, offset = (int(text) for text in rest[:3])
+        return listen(token, [first + (offset + place) % num for place in range(num)], float(rest[3]))
     return try_all(token, int(rest[0]), rest[1:])
 
 

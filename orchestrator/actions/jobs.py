@@ -22,6 +22,7 @@ from orchestrator.actions.lots import Lot, inspect, opened
 from orchestrator.actions.meeting import meet
 from orchestrator.actions.order import Order, Settled, repair_of_node, settle, settle_stored
 from orchestrator.actions.places import Places
+from orchestrator.actions.readiness import say_unprepared
 from orchestrator.actions.sending import Launched, Requirement, Task, resend, send
 from orchestrator.actions.site import Site, open_site, ship_told
 from orchestrator.actions.spread import refuse_other_number
@@ -88,6 +89,7 @@ def rehearse_all(places: Places, order: Order, *, tell: Tell = silent) -> list[R
             own = {gpu: "that is rehearsed" for each in found for gpu in each.gpus if not gpu.isdigit()}
             found.append(_rehearsal(places, lot.settled, lot.site, required, own=own))
         meeting = meet([lot.site for lot in lots], order.recipe)
+    _say_untried(settled, required, tell)
     tell(f"the hosts would meet at {meeting.address}, port {meeting.port}")
     return found
 
@@ -106,6 +108,7 @@ def launch(places: Places, order: Order, *, tell: Tell = silent) -> Launched:
     required = Requirement(_that_fit(settled, gate.required_rungs(spec)), order.force_reason)
     if not required.rungs:
         tell(f"warning: {gate.UNTESTED_RECIPE}")
+    _say_untried(settled, required.rungs, tell)
     return send(places, settled, Task(Kind.TRAIN, train_commands(spec), required), tell=tell)
 
 
@@ -202,6 +205,9 @@ def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) 
         tell(f"warning: the recipe names {name}, which git ignores: it is not shipped; {add} ships it")
     for line in settled.lacking:
         tell(f"warning: {line}")
+    if trains and settled.others:
+        with open_reader(places) as reader:
+            say_unprepared(reader, settled, tell)
     return settled
 
 
@@ -255,6 +261,15 @@ def _that_fit(settled: Settled, rungs: Sequence[str]) -> tuple[str, ...]:
     """Without the rung of two processes where the host has one GPU for this job."""
     num_gpus = len(settled.gpus) or settled.num_gpus
     return tuple(rung for rung in rungs if rung != RANKS_RUNG or num_gpus > 1)
+
+
+def _say_untried(settled: Settled, rungs: Sequence[str], tell: Tell) -> None:
+    """What no rung of a job over several hosts has tried: each is climbed on one of them."""
+    if settled.others:
+        within = f"rung {RANKS_RUNG} tries two processes within each host, none between hosts"
+        left_out = f"rung {RANKS_RUNG} is left out, as each host has one process"
+        told = within if RANKS_RUNG in rungs else left_out
+        tell(f"note: {told}: that hosts reach one another is looked at before a start, how their processes do is not")
 
 
 def wanted_rungs(spec: Spec, named: Sequence[str]) -> tuple[str, ...]:

@@ -9,15 +9,20 @@ from itertools import combinations
 from typing import Any
 
 from orchestrator import gate
-from orchestrator.actions.host_facts import choose_gpus, gate_facts, install_command, require, versions
+from orchestrator.actions.host_facts import GpuBusy, choose_gpus, gate_facts, install_command, require, versions
 from orchestrator.actions.order import Settled
+from orchestrator.actions.plans import usual_device
+from orchestrator.actions.readiness import refuse_shared_folders, refuse_unready
 from orchestrator.actions.site import Site, open_site
+from orchestrator.actions.spread import arithmetic, num_ranks
 from orchestrator.actions.telling import Tell
 from orchestrator.errors import DraftyardError
 from orchestrator.launch import find_processes
 from orchestrator.store.rows import Kind, RunRow
 from orchestrator.store.run_states import Choose
 from orchestrator.store.writes import Store
+from orchestrator.units import counted
+from remote.spec import DFlashSpec
 
 Take = Callable[[Choose], tuple[str, ...]]  # tells the choice which GPUs are promised, and keeps what it takes
 
@@ -36,13 +41,17 @@ class Lot:
 
 @contextmanager
 def opened(settled: Settled, tell: Tell) -> Iterator[list[Lot]]:
-    """Every host of the job. Raises HostError for one that does not answer, DraftyardError where they are unlike."""
+    """Every host of the job. Raises HostError for one that does not answer, DraftyardError where they are unlike, where two
+    have one work folder, or where one lacks what it must have itself."""
     with ExitStack() as stack:
         lots = []
         for each in settled.each:
             tell(f"looking at {each.host.name}")
             lots.append(Lot(each, stack.enter_context(open_site(each.host))))
         refuse_unlike(lots)
+        if len(lots) > 1:
+            refuse_shared_folders(lots)
+            refuse_unready(lots)
         yield lots
 
 
@@ -52,6 +61,8 @@ def inspect(
     """The GPUs the job gets and the fingerprint of what would run. Raises MissingDependency or GpuBusy."""
     settled, facts = lot.settled, lot.site.facts
     require(facts, settled.spec, host=lot.name, python=lot.site.place.python)
+    if kind in (Kind.TRAIN, Kind.SMOKE):
+        refuse_cardless(lot)
     gpus = take(choice(lot, kind))
     seen = gate_facts(facts, gpus)
     mark = gate.fingerprint(settled.spec, tree_hash=settled.tree.hash, host=seen, env=settled.env, cap_bytes=cap_bytes)
@@ -72,6 +83,21 @@ def choice(lot: Lot, kind: str) -> Choose:
         )
 
     return choose
+
+
+def refuse_cardless(lot: Lot) -> None:
+    """GpuBusy where a recipe for cards would train on processors, which nobody who wrote it can have meant."""
+    spec, facts, host = lot.settled.spec, lot.site.facts, lot.name
+    if facts.get("gpus") or not isinstance(spec, DFlashSpec) or usual_device(spec) == "cpu":
+        return
+    wanted = arithmetic(spec) if num_ranks(spec) > 1 else f"{counted(spec.life.num_gpus, 'GPU')} (life.num_gpus)"
+    if lot.settled.node.num_nodes > 1:
+        wanted += f"; {lot.settled.num_gpus} on each of {lot.settled.node.num_nodes} hosts"
+    seen = f" ({str(facts['gpu_error']).splitlines()[0]})" if facts.get("gpu_error") else ""
+    raise GpuBusy(
+        f"host {host} has no GPU{seen}; the recipe wants {wanted}\n  name a host that has them; to train on processors "
+        "all the same, say so: --set train.dtype=float32"
+    )
 
 
 def refuse_unlike(lots: Sequence[Lot]) -> None:

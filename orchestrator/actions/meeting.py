@@ -89,7 +89,7 @@ def choose(first: str, offer: Offer, answers: Mapping[str, Mapping[str, Answer]]
     )
     raise HostError(
         f"no address of host {first} is reached by {' and '.join(answers)} at port {offer.port}, so their processes "
-        f"cannot meet:\n{each or '  it has no IPv4 address'}\n  open the ports between these hosts, or put first a host "
+        f"cannot meet:\n{each or '  it has no IPv4 address, and processes meet over IPv4 alone'}\n  open the ports between these hosts, or put first a host "
         "that the others reach"
     )
 
@@ -103,8 +103,8 @@ def _listening(site: Site, token: str, run_id: str, faults: list[DraftyardError]
     is_over, has_spoken = threading.Event(), threading.Event()
     said = bytearray()
     # Where runs start at the same time, each begins to look at another port.
-    start = FIRST_PORT + zlib.crc32(run_id.encode()) % NUM_PORTS
-    words = ["listen", token, str(start), str(NUM_PORTS), str(LISTEN_S)]
+    offset = zlib.crc32(run_id.encode()) % NUM_PORTS
+    words = ["listen", token, str(FIRST_PORT), str(NUM_PORTS), str(offset), str(LISTEN_S)]
 
     def hear(piece: bytes) -> bool:
         said.extend(piece)
@@ -150,12 +150,15 @@ def _offer(site: Site, said: bytes) -> Offer:
         body = json.loads(line)
         port = body["port"]
         own = {str(IPv4Address(str(item["address"]))): _interface(item["interface"]) for item in body["addresses"]}
-        if port is not None and port not in range(FIRST_PORT, FIRST_PORT + 2 * NUM_PORTS):
+        if port is not None and port not in range(FIRST_PORT, FIRST_PORT + NUM_PORTS):
             raise ValueError(f"no port of ours: {port}")
     except (ValueError, KeyError, TypeError) as error:
         raise DraftyardError(f"host {site.host.name}: remote/reach.py gives no such answer: {line[:200]!a}") from error
     if port is None:
-        raise DraftyardError(f"host {site.host.name} has no free port to meet at; {NUM_PORTS} were tried")
+        raise DraftyardError(
+            f"host {site.host.name} has no free port to meet at: all of {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1} are "
+            "taken\n  end what holds them there (ss -ltnp), or put another host first"
+        )
     interfaces = dict(own)
     with suppress(ValueError):  # as it is reached from here, perhaps through a translated address; no name is asked for
         if not site.host.hops:

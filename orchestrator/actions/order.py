@@ -158,6 +158,15 @@ def repair_command(order: Order, spec: Spec) -> str:
     return shlex.join(words)
 
 
+def prepare_command(settled: Settled) -> str:
+    """The command that makes, on this one host of the job, what a training there finds in its cache."""
+    order = settled.order
+    words = ["draftyard", "prepare", order.recipe, "-b", settled.spec.branch, "--host", settled.host.name]
+    words += [word for override in order.overrides for word in ("--set", override)]
+    words += [word for key in sorted(order.env) for word in ("--env", key)]
+    return shlex.join(words)
+
+
 def repair_of_node(settled: Settled, gpus: tuple[str, ...]) -> str:
     """The same for one host of several: its rungs are climbed on the cards of its share."""
     order = settled.order

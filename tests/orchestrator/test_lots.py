@@ -10,18 +10,21 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.actions.lots import Lot, opened, refuse_unlike
+from orchestrator.actions.host_facts import GpuBusy
+from orchestrator.actions.lots import Lot, opened, refuse_cardless, refuse_unlike
 from orchestrator.actions.order import Order, Settled
 from orchestrator.actions.site import Site
+from orchestrator.actions.spread import Node
 from orchestrator.errors import DraftyardError
 from orchestrator.host import LOCAL
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
+from remote.spec import RolesSpec
 from tests.orchestrator.runs import RUN, new_run
 from tests.orchestrator.test_starts import TWO_CARDS
 from tests.remote.specs import tiny_spec
 
-PLACE = Workplace("/work", "/venv/bin/python", "/root")
+PLACE = Workplace("/srv/draftyard", "/venv/bin/python", "/root")
 
 
 def lot(name: str, *, boot_id: str | None, cards: tuple[str | None, ...] = (), torch: str | None = "2.13.0") -> Lot:
@@ -31,6 +34,9 @@ def lot(name: str, *, boot_id: str | None, cards: tuple[str | None, ...] = (), t
     host, unasked = replace(LOCAL, name=name), cast("Any", None)
     settled = Settled(Order("tiny"), tiny_spec(), host, tree=unasked, git=unasked, env={})
     return Lot(settled, Site(host, unasked, PLACE, facts))
+
+
+OWN = lot("a", boot_id="one").settled
 
 
 def test_two_entries_for_one_machine_with_cards_are_refused() -> None:
@@ -76,6 +82,32 @@ def test_hosts_of_two_versions_of_torch_are_refused_with_both_and_the_repair() -
 def test_hosts_with_and_without_cards_are_refused() -> None:
     with pytest.raises(DraftyardError, match="host b has GPUs and host a has none"):
         refuse_unlike([lot("a", boot_id="one"), lot("b", boot_id="two", cards=("GPU-b",))])
+
+
+def test_a_recipe_for_cards_is_refused_on_a_host_without_any_with_its_arithmetic() -> None:
+    roles = RolesSpec(5, 3)
+    spec = replace(tiny_spec(life={"num_gpus": 8}), roles=roles)
+    each = [replace(lot("a", boot_id="one").settled, spec=spec, node=Node(0, 2)), replace(OWN, spec=spec)]
+    bare, broken = (Lot(settled, lot("a", boot_id="one").site) for settled in each)
+    facts = {**broken.site.facts, "gpu_error": "NVIDIA-SMI has failed\nmake sure"}
+    broken = replace(broken, site=replace(broken.site, facts=facts))
+
+    with pytest.raises(GpuBusy) as told:
+        refuse_cardless(bare)
+    with pytest.raises(GpuBusy, match=r"host a has no GPU \(NVIDIA-SMI has failed\); the recipe wants 5 target"):
+        refuse_cardless(broken)
+
+    assert str(told.value).splitlines()[0] == (
+        "host a has no GPU; the recipe wants 5 target + 3 drafter = 8 processes, one on each GPU; 4 on each of 2 hosts"
+    )
+    assert "--set train.dtype=float32" in str(told.value)
+
+
+def test_a_recipe_for_processors_and_one_with_a_card_are_let_through() -> None:
+    on_processors = replace(OWN, spec=tiny_spec(train={"dtype": "float32"}))
+
+    refuse_cardless(Lot(on_processors, lot("a", boot_id="one").site))
+    refuse_cardless(lot("a", boot_id="one", cards=("GPU-a",)))
 
 
 def test_the_doors_of_such_hosts_are_not_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

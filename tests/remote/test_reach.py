@@ -28,7 +28,7 @@ def asked(*words: str) -> dict[str, Any]:
 
 @pytest.fixture
 def offer() -> Iterator[dict[str, Any]]:
-    command = [sys.executable, str(SCRIPT), "listen", TOKEN, "29500", "400", "60"]
+    command = [sys.executable, str(SCRIPT), "listen", TOKEN, "29500", "400", "0", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
         assert listener.stdout is not None
         yield json.loads(listener.stdout.readline())
@@ -67,5 +67,6 @@ def test_the_first_free_port_is_taken_and_none_is_said() -> None:
         taken.listen()
         port = taken.getsockname()[1]
 
-        assert asked("listen", TOKEN, str(port), "1", "0.1")["port"] is None
-        assert asked("listen", TOKEN, str(port), "50", "0.1")["port"] > port
+        assert asked("listen", TOKEN, str(port), "1", "0", "0.1")["port"] is None
+        assert asked("listen", TOKEN, str(port), "50", "0", "0.1")["port"] > port
+        assert asked("listen", TOKEN, str(port - 49), "50", "49", "0.1")["port"] < port  # it goes round
