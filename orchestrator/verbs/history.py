@@ -22,10 +22,11 @@ from orchestrator.verbs.words import ago, metric, sparkline, state_cell
 from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
-    from orchestrator.actions import plans, recipes, trying, unknown_words
+    from orchestrator.actions import plans, rank_places, recipes, trying, unknown_words
     from orchestrator.verbs import measured, page, plan_page
 else:
     plans = lazy("orchestrator.actions.plans")
+    rank_places = lazy("orchestrator.actions.rank_places")
     recipes = lazy("orchestrator.actions.recipes")
     trying = lazy("orchestrator.actions.trying")
     unknown_words = lazy("orchestrator.actions.unknown_words")
@@ -108,7 +109,8 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool) -
     ran_out = found.run.reason in history.MEMORY_REASONS and (oom or terminal.wants_json)
     fits = plans.would_fit(terminal.places, found) if ran_out else None
     if terminal.wants_json:
-        terminal.document(**vars(found), fits=None if fits is None else plan_page.fits_document(fits))
+        ranks = rank_places.rank_places(found.run, found.spec, {peak.rank for peak in found.peaks})
+        terminal.document(**vars(found), ranks=ranks, fits=None if fits is None else plan_page.fits_document(fits))
         return
     terminal.lines(page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom))
     if fits is not None:

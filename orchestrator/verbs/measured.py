@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.history import RunPage
 from orchestrator.actions.log_text import inert
+from orchestrator.actions.rank_places import RankPlace, rank_places
 from orchestrator.actions.rungs import peak_bytes, seconds_of
 from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
-from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow
+from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow, RunRow
 from orchestrator.units import duration
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table
 from orchestrator.verbs.words import gib, gib_places, in_gib, metric, number
@@ -34,16 +35,18 @@ def ladder(page: RunPage, width: int) -> list[str]:
 def memory(page: RunPage, width: int) -> list[str]:
     """Peaks by stage of the newest attempt beside the plan's; kinds of peak are never mixed, empty columns left out."""
     predicted = {str(stage.get("name")): stage.get("allocated_bytes") for stage in page.plan.get("stages", [])}
-    peaks = [peak for peak in _highest(page) if peak.stage in predicted or not page.rungs]
+    ranks = {place.rank: place for place in rank_places(page.run, page.spec, {peak.rank for peak in page.peaks})}
+    peaks = [peak for peak in _highest(page, ranks) if peak.stage in predicted or not page.rungs]
     if not peaks:
         return []
-    rows = [_kinds(peak, predicted.get(peak.stage)) for peak in peaks]
+    planned = [None if _runs_target(peak, ranks) else predicted.get(peak.stage) for peak in peaks]  # a drafter's
+    rows = [_kinds(peak, size) for peak, size in zip(peaks, planned, strict=True)]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     places = gib_places(*(row[name] for row in rows for name in names))
     cells = [
         [
             peak.stage,
-            "host" if peak.gpu is None else f"GPU {peak.gpu}",
+            _where(peak, ranks, page.run),
             *(in_gib(row[name], places=places, is_signed=name == "unexplained") for name in names),
         ]
         for peak, row in zip(peaks, rows, strict=True)
@@ -173,11 +176,12 @@ def _rung(row: EvidenceRow) -> dict[str, str | Cell]:
     }
 
 
-def _highest(page: RunPage) -> list[MemoryPeakRow]:
-    """Of each stage and place the highest allocated peak, over every rung, rank and repetition of the newest attempt."""
-    found: dict[tuple[str, int | None], MemoryPeakRow] = {}
+def _highest(page: RunPage, ranks: Mapping[int, RankPlace]) -> list[MemoryPeakRow]:
+    """Of each stage and place the highest allocated peak, over every rung and repetition of the newest attempt; of a job
+    of several ranks that of the fullest rank of each role."""
+    found: dict[tuple[str, int | str | None], MemoryPeakRow] = {}
     for peak in page.peaks:
-        key = (peak.stage, peak.gpu)
+        key = (peak.stage, ranks[peak.rank].role if peak.rank in ranks else peak.gpu)
         if peak.attempt == page.run.attempt and (peak.allocated_bytes or 0) >= (
             found[key].allocated_bytes or 0 if key in found else 0
         ):
@@ -185,13 +189,29 @@ def _highest(page: RunPage) -> list[MemoryPeakRow]:
     return list(found.values())
 
 
+def _runs_target(peak: MemoryPeakRow, ranks: Mapping[int, RankPlace]) -> bool:
+    return peak.rank in ranks and ranks[peak.rank].role == "target"
+
+
+def _where(peak: MemoryPeakRow, ranks: Mapping[int, RankPlace], run: RunRow) -> str:
+    card = "host" if peak.gpu is None else f"GPU {peak.gpu}"
+    if peak.rank not in ranks:
+        return card
+    place = ranks[peak.rank]
+    if not run.more_hosts:
+        return f"{place.name}, {card}"
+    return f"{place.name}, {place.host}" + ("" if peak.gpu is None else f" {card}")
+
+
 def _kinds(peak: MemoryPeakRow, predicted: int | None) -> dict[str, int | None]:
     """A stage's bytes by what counted them, and what no line of the plan explains."""
-    is_known = predicted is not None and peak.allocated_bytes is not None
+    unexplained = None
+    if predicted is not None and peak.allocated_bytes is not None:
+        unexplained = peak.allocated_bytes - predicted
     return {
         "predicted": predicted,
         "allocated": peak.allocated_bytes,
-        "unexplained": peak.allocated_bytes - predicted if is_known else None,
+        "unexplained": unexplained,
         "reserved": peak.reserved_bytes,
         "driver": peak.driver_bytes,
     }

@@ -91,7 +91,7 @@ def _between(found: ByRole) -> list[tuple[str, str]]:
 def _shares(found: ByRole) -> str:
     plan = found.plan
     each = " and ".join(f"{plan.batches_a_step / role.num_ranks:.3g} a {role.name}" for role in plan.each)
-    return f"{number(plan.batches_a_step)} batches: {each}"
+    return f"{number(plan.batches_a_step)} {'batch' if plan.batches_a_step == 1 else 'batches'}: {each}"
 
 
 def _bottleneck(found: ByRole) -> str:

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.actions import history
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import plan_body
+from orchestrator.actions.rank_places import rank_places
 from orchestrator.errors import UsageError
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document, FailureRow, State
@@ -22,7 +23,7 @@ from orchestrator.store.writes import Store
 from orchestrator.verbs.history import series_table
 from orchestrator.verbs.page import run_page
 from remote.plan import plan
-from remote.spec import DFlashSpec, dump
+from remote.spec import DFlashSpec, RolesSpec, dump
 from tests.orchestrator.runs import batch, event, new_run, steps
 
 PEAKS = {"load": 210_000_000, "forward": 300_000_000, "backward": 260_000_000, "step": 250_000_000}
@@ -331,3 +332,40 @@ def test_a_run_that_stops_says_what_is_left_of_the_grace(places: Places) -> None
     text = click.unstyle("\n".join(run_page(history.show(places, "kstopaaa"), width=80, now_s=1010.0)))
 
     assert "what still lives is killed in 20 s" in text
+
+
+def test_peaks_of_several_ranks_name_rank_role_and_host_and_a_target_is_held_against_no_drafters_plan(
+    places: Places,
+) -> None:
+    """4 ranks on two hosts, a drafter and a target on each: every host has a GPU 0."""
+    spec = dataclasses.replace(_spec(), roles=RolesSpec(target=2, drafter=2))
+    documents = _documents() | {Document.SPEC: dump(spec)}
+    with Store(places.db) as store:
+        store.create_run(new_run("kaaaaaaa", host="a", more_hosts=("b",), documents=documents))
+        store.new_attempt("kaaaaaaa")
+        for rank, size in enumerate((200_000_000, 900_000_000, 300_000_000, 800_000_000)):
+            told = event(1, "memory", stage="forward", gpu=rank % 2, allocated_bytes=size)
+            store.ingest(batch([told], run_id="kaaaaaaa", writer=f"rank{rank}"))
+
+    found = history.show(places, "kaaaaaaa")
+
+    lines = [click.unstyle(line).split() for line in run_page(found, width=120, now_s=2.0) if "rank" in line]
+    assert [line[:8] for line in lines] == [
+        ["forward", "rank", "2", "(drafter", "1),", "b", "GPU", "0"],
+        ["forward", "rank", "1", "(target", "0),", "a", "GPU", "1"],
+    ]
+    assert len(lines[1]) == 9  # no plan beside it
+    named = rank_places(found.run, found.spec, set())
+    assert [(place.role, place.host) for place in named] == [
+        ("drafter", "a"), ("target", "a"), ("drafter", "b"), ("target", "b"),
+    ]  # fmt: skip
+
+
+def test_a_smoke_run_of_a_recipe_with_roles_has_no_ranks(places: Places) -> None:
+    spec = dataclasses.replace(_spec(), roles=RolesSpec(target=2, drafter=2))
+    with Store(places.db) as store:
+        store.create_run(new_run("kaaaaaaa", kind="smoke", documents={Document.SPEC: dump(spec)}))
+
+    found = history.show(places, "kaaaaaaa")
+
+    assert rank_places(found.run, found.spec, {0}) == []
