@@ -8,62 +8,41 @@ workspaces of libraries, the driver.
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from benchmarks.books import Books
 
 GIB, MIB = 1024**3, 1024**2
-_OWN_FILES = ("benchmarks/oom_card.py", "torch/utils/_python_dispatch.py")
+_OWN_FILES = ("benchmarks/oom_card.py", "benchmarks/books.py", "torch/utils/_python_dispatch.py")
 _BACKWARD = ("torch/autograd/graph.py", "torch/_tensor.py")
 
 
-class SmallCard(TorchDispatchMode):
-    """A storage is entered when an operation returns it and leaves when it is freed."""
+class SmallCard(Books):
+    """Refuses a storage beyond its limit, and remembers of each whose it is."""
 
     def __init__(self, limit_bytes: int, *, is_process_limit: bool = False) -> None:
         super().__init__()
-        self.live_bytes = self.peak_bytes = 0
         self._limit_bytes, self._is_process_limit = limit_bytes, is_process_limit
-        self._blocks: dict[int, dict[str, Any]] = {}
         self._at_error: dict[str, Any] | None = None
-
-    def __torch_dispatch__(self, operation: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._enter(leaf.untyped_storage())
-        return result
 
     def snapshot(self) -> dict[str, Any]:
         """As `torch.cuda.memory._snapshot` has it; after an error, what was alive when it was raised."""
         return self._at_error or self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
-        segment = {"device": 0, "address": 0, "total_size": self._limit_bytes, "blocks": list(self._blocks.values())}
+        segment = {"device": 0, "address": 0, "total_size": self._limit_bytes, "blocks": list(self.alive.values())}
         return {"segments": [segment], "device_traces": [], "allocator_settings": {"expandable_segments": True}}
 
-    def _enter(self, storage: torch.UntypedStorage) -> None:
-        key, size_bytes = storage._cdata, storage.nbytes()
-        if key in self._blocks or not size_bytes:
-            return
+    def entry(self, key: int, size_bytes: int) -> dict[str, Any]:
         if self.live_bytes + size_bytes > self._limit_bytes:
             self._at_error = self._snapshot()
             raise torch.OutOfMemoryError(self._text(size_bytes))
-        block = {"address": key, "size": size_bytes, "state": "active_allocated", "frames": _stack()}
-        self._blocks[key] = block
-        self.live_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._leave, key, size_bytes)
-
-    def _leave(self, key: int, size_bytes: int) -> None:
-        if self._blocks.pop(key, None) is not None:
-            self.live_bytes -= size_bytes
+        return {"address": key, "size": size_bytes, "state": "active_allocated", "frames": _stack()}
 
     def _text(self, asked_bytes: int) -> str:
         total = 16 * self._limit_bytes if self._is_process_limit else self._limit_bytes

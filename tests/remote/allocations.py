@@ -1,48 +1,16 @@
-"""Torch's own books: bytes of every tensor alive during a step, and their peak by stage. The oracle of the memory plan."""
+"""What a step really holds at its peak, by stage, from torch's own books. The oracle of the memory plan."""
 
 import gc
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from benchmarks.books import Books
 from remote.drafter import synthetic, workbench
 from remote.drafter.measure import Meter
 from remote.drafter.step import anchor_slots, assemble, forward
 from remote.spec import DFlashSpec
-
-
-class Books(TorchDispatchMode):
-    """Counts a storage when an operation returns it and until it is freed, as a caching allocator does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live_bytes = self.peak_bytes = 0
-        self._seen: set[int] = set()
-
-    def __torch_dispatch__(self, operation: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._enter(leaf.untyped_storage())
-        return result
-
-    def _enter(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        self.live_bytes += storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._leave, key, storage.nbytes())
-
-    def _leave(self, key: int, size_bytes: int) -> None:
-        self._seen.discard(key)
-        self.live_bytes -= size_bytes
 
 
 def peaks(

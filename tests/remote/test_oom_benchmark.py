@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from benchmarks import oom, oom_programs
+from benchmarks.books import Books
 from benchmarks.oom_card import SmallCard, counting
 from remote.drafter.held import summarise
 from remote.plan import plan
 from remote.plan.advice import nearest_fits
 from remote.rundir import RunDir
-from tests.remote.allocations import Books
 
 pytestmark = pytest.mark.slow  # real programs, and one real supervisor
 
@@ -83,19 +83,17 @@ def test_both_bundled_programs_do_not_fit_by_the_plan_and_their_first_suggestion
         assert first.plan.driver_bytes <= oom.CAP_BYTES
 
 
-def test_the_stand_in_counts_as_torchs_own_books_do() -> None:
-    def work() -> None:
-        weight = torch.empty(256, 256).normal_().requires_grad_()
-        for _ in range(3):
-            torch.nn.functional.gelu(torch.ones(64, 256) @ weight).square().mean().backward()
+def test_books_count_a_storage_once_while_it_is_alive() -> None:
+    with Books() as books:
+        kept = torch.zeros(3 * MIB, dtype=torch.uint8)
+        view = kept[MIB:]
+        gone = kept + 1
+        del gone
+        torch.zeros(MIB, dtype=torch.uint8)
 
-    books, card = Books(), SmallCard(1 << 40)
-    with books:
-        work()
-    with card:
-        work()
-
-    assert card.peak_bytes == books.peak_bytes > 0
+    assert (books.live_bytes, books.peak_bytes) == (3 * MIB, 6 * MIB)
+    del kept, view
+    assert books.live_bytes == 0
 
 
 def test_the_stand_ins_error_stands_where_the_operation_is_and_its_snapshot_is_of_that_moment() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.books import Books
 from remote.balance import predicted
 from remote.drafter import queue
 from remote.drafter import target as trainer
@@ -15,7 +16,6 @@ from remote.plan import plan
 from remote.plan.roles import CAPTURE_TOKENS, OUTBOX, RolesPlan, roles_plan, target_pass_bytes
 from remote.plan.sizes import sizes
 from remote.spec import TargetSpec
-from tests.remote.allocations import Books
 from tests.remote.test_plan import large, small_spec
 
 GIB = 2**30
@@ -122,7 +122,7 @@ def test_a_pass_of_a_real_target_takes_no_more_than_its_plan_and_more_than_half(
 
     books = Books()
     weights = [weight for layer in target.decoder.layers for weight in layer.parameters()]
-    books._seen = {weight.untyped_storage()._cdata for weight in weights}  # there before, whatever views them
+    books.alive = {weight.untyped_storage()._cdata: 0 for weight in weights}  # there before, whatever views them
     with books:
         target.capture(ids_S, document_S, position_S, layers=spec.drafter.captured_layers)
 
