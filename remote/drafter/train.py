@@ -43,95 +43,114 @@ def train(job: Job, stop: StopWish) -> str:
 
     ValueError for what the user can mend, NonFiniteError when a loss or gradient is not finite.
     """
-    spec, reporter, ranks = job.spec, job.reporter, job.ranks
-    meter, peers = Meter(job.device), job.ranks.peers
+    meter = Meter(job.device)
+    choices = choose(job, meter)
+    bench, dataset, target = load_all(job, choices, meter)
+    if take_steps(job, stop, bench, dataset) == "stopped":
+        return "stopped"
+    if job.spec.evaluate.at_end and job.ranks.peers.is_first:
+        job.reporter.stage("evaluating")
+        meter.step, drafter = None, bench.drafter
+        # The whole target comes back: what only the steps needed, most of all masters and moments, makes room for it.
+        del bench
+        give_back(job.device)
+        with failures_placed(job, meter, stage="evaluating"):
+            measure_acceptance(job, drafter, target or load(job, choices), step=job.spec.train.num_steps)
+    return "succeeded"
 
-    # ---- Choices and sizes, before anything heavy ------------------------------------------------
-    choices = workbench.choose(spec, job.device)
+
+def choose(job: Job, meter: Meter) -> Choices:
+    """Choices and sizes, said before anything heavy."""
+    choices = workbench.choose(job.spec, job.device)
     with failures_placed(job, meter):
-        choices = workbench.agree(choices, ranks)
-    reporter.start(versions=versions(), devices=devices(job.device), choices=choices.reasons)
-    job.say(workbench.numbers(spec))
+        choices = workbench.agree(choices, job.ranks)
+    job.reporter.start(versions=versions(), devices=devices(job.device), choices=choices.reasons)
+    job.say(workbench.numbers(job.spec))
     for name, reason in choices.reasons.items():
         say(f"  {name}: {reason}")
+    return choices
 
-    # ---- Target, rows, drafter -------------------------------------------------------------------
-    reporter.stage("loading")
+
+def load_all(job: Job, choices: Choices, meter: Meter) -> tuple[Workbench, Dataset, Target | None]:
+    """The drafter with what trains it, and the rows. The target is None where steps need it no longer: its layers' memory
+    is the drafter's until the evaluation.
+    """
+    job.reporter.stage("loading")
     with failures_placed(job, meter), meter.part("target"):
         loaded = load(job, choices)
         dataset = read_rows(job, loaded)
-        is_needed = holds_target(spec)
+        is_needed = holds_target(job.spec)
         embedding_VH, head_VH = tables(loaded, outlive_it=not is_needed)
-        embed = partial(F.embedding, weight=embedding_VH)
-        target = loaded if is_needed else None  # else its layers' memory is the drafter's until the evaluation
+        target = loaded if is_needed else None
         del loaded
     give_back(job.device)
     with failures_placed(job, meter), meter.part("load"):
-        bench = workbench.build(spec, choices, meter=meter, embed=embed, head_VH=head_VH, peers=peers)
+        embed = partial(F.embedding, weight=embedding_VH)
+        bench = workbench.build(job.spec, choices, meter=meter, embed=embed, head_VH=head_VH, peers=job.ranks.peers)
     job.say(f"data: {dataset.summary()}")
-    meter.say_peaks(reporter)
-    position = resume_all(job, bench)
-    feed = _feed(job, dataset, bench, position)
-    rows_per_step = spec.train.rows_per_step * spec.train.accumulation
-    num_slots = anchor_slots(spec.data, most_documents=dataset.most_documents)
+    meter.say_peaks(job.reporter)
+    return bench, dataset, target
 
-    # ---- Steps -----------------------------------------------------------------------------------
-    reporter.stage("training")
+
+def take_steps(job: Job, stop: StopWish, bench: Workbench, dataset: Dataset) -> str:
+    """From the newest checkpoint to the last step, or to the one in which a stop is wished; the outcome."""
+    train, peers, meter = job.spec.train, job.ranks.peers, bench.meter
+    position = resume_all(job, bench)
+    feed, first = _feed(job, dataset, bench, position), position.step + 1
+    num_slots = anchor_slots(job.spec.data, most_documents=dataset.most_documents)
     window, logged = Window(), list[Metrics]()  # since the last log line; of each step since the last checkpoint
     micro_batches: list[MicroBatch] = []
     is_stopping = False
+    job.reporter.stage("training")
     meter.seconds()  # the clock of the first step starts here
     with failures_placed(job, meter), stop.finishing_steps(), closing(feed):
-        for step in range(position.step + 1, spec.train.num_steps + 1):
+        for step in range(first, train.num_steps + 1):
             meter.step = step
             with meter.part("wait"):
                 micro_batches = [
-                    assemble(feed.take(), bench, num_slots=num_slots)
-                    for _ in range(spec.train.accumulation // peers.num)
+                    assemble(feed.take(), bench, num_slots=num_slots) for _ in range(train.accumulation // peers.num)
                 ]
-            if step == position.step + 1 + RECORDED_STEPS and not spec.train.record_allocations:
+            if step == first + RECORDED_STEPS and not train.record_allocations:
                 stop_recording(job.device)
-            result = run_step(step, micro_batches, bench)
-            window.add(step, result, micro_batches)
+            window.add(step, run_step(step, micro_batches, bench), micro_batches)
             is_stopping = peers.agree(stop.is_wanted)  # once: a wish that comes while it is logged waits for the next
-            is_last = step == spec.train.num_steps or is_stopping
-            is_saved = step % spec.train.checkpoint_every == 0 or is_last
-            if step % spec.train.log_every == 0 or is_saved:
-                values = log_step(job, step, window, bench, feed.told())
-                logged += [values] * window.num_steps  # every step counts alike
-                stop_at_non_finite(job, window, bench)
-                meter.say_peaks(reporter)
+            is_last = step == train.num_steps or is_stopping
+            is_saved = step % train.checkpoint_every == 0 or is_last
+            if step % train.log_every == 0 or is_saved:
+                logged += _log(job, step, window, bench, feed)
                 window = Window()
             if is_saved:
-                rows_seen = position.rows_seen + (step - position.step) * rows_per_step
-                position = Position(step, rows_seen, _mean("loss", logged), _mean("acceptance_length", logged))
-                with meter.part("checkpoint"):
-                    if peers.is_first:
-                        with ranks.saving():
-                            save(job, bench, position, is_last=is_last)
-                logged = []
+                position, logged = _saved(job, bench, position, step, logged, is_last=is_last), []
             if is_stopping:
                 job.say(f"stopped after step {step}, as wished")
                 break
         told = feed.finish()
         if told is not None:
             job.say(told)
-        ranks.leave()
-    if is_stopping:
-        return "stopped"
+        job.ranks.leave()
+    return "stopped" if is_stopping else "succeeded"
 
-    # ---- Acceptance, measured by really decoding -------------------------------------------------
-    if spec.evaluate.at_end and peers.is_first:
-        reporter.stage("evaluating")
-        meter.step = None
-        drafter = bench.drafter
-        # The whole target comes back: what only the steps needed, most of all masters and moments, makes room for it.
-        micro_batches.clear()
-        del bench, embed, embedding_VH, head_VH
-        give_back(job.device)
-        with failures_placed(job, meter, stage="evaluating"):
-            measure_acceptance(job, drafter, target or load(job, choices), step=spec.train.num_steps)
-    return "succeeded"
+
+def _log(job: Job, step: int, window: Window, bench: Workbench, feed: Feed) -> list[Metrics]:
+    """The line of a window, once for each of its steps: every step counts alike."""
+    values = log_step(job, step, window, bench, feed.told())
+    stop_at_non_finite(job, window, bench)
+    bench.meter.say_peaks(job.reporter)
+    return [values] * window.num_steps
+
+
+def _saved(
+    job: Job, bench: Workbench, before: Position, step: int, logged: Sequence[Metrics], *, is_last: bool
+) -> Position:
+    """Where the training stands after the step, written by the first drafter."""
+    train = job.spec.train
+    rows_seen = before.rows_seen + (step - before.step) * train.rows_per_step * train.accumulation
+    position = Position(step, rows_seen, _mean("loss", logged), _mean("acceptance_length", logged))
+    with bench.meter.part("checkpoint"):
+        if job.ranks.peers.is_first:
+            with job.ranks.saving():
+                save(job, bench, position, is_last=is_last)
+    return position
 
 
 def _mean(name: str, logged: Sequence[Metrics]) -> float | None:

@@ -21,7 +21,7 @@ from orchestrator.shell.local import LocalShell
 from orchestrator.shell.stream import Ended, Sink, Source
 from orchestrator.workplace import Workplace
 
-PLACE = Workplace("/work", sys.executable, "/root")
+PLACE = Workplace("/srv/draftyard", sys.executable, "/root")
 PATIENCE_S = 60.0
 
 

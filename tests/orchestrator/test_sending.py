@@ -51,7 +51,7 @@ def lot(number: int, name: str, card_bytes: int) -> Lot:
     facts = {"boot_id": name, "gpus": [card], "python": {"version": "3.11.2", "packages": packages}}
     host, spec = replace(LOCAL, name=name), replace(tiny_spec(life={"num_gpus": 2}), roles=RolesSpec(1, 1))
     settled = Settled(Order("tiny"), spec, host, bundled_tree(), cast("Any", None), {}, node=Node(number, 2))
-    return Lot(settled, Site(host, Cut(), Workplace("/work", "python3", "/root"), facts))
+    return Lot(settled, Site(host, Cut(), Workplace("/srv/draftyard", "python3", "/root"), facts))
 
 
 @pytest.mark.parametrize("sizes", [(80, 24), (24, 80)])

@@ -18,7 +18,7 @@ from tests.remote.specs import tiny_spec
 
 OFFER = Offer(29517, {"10.0.0.1": "ib0", "192.0.2.1": "eth0", "127.0.0.1": "lo"})
 REFUSED, TIMED_OUT = Answer("Connection refused", None), Answer("timed out", None)
-PLACE = Workplace("/work", "/venv/bin/python", "/root")
+PLACE = Workplace("/srv/draftyard", "/venv/bin/python", "/root")
 
 
 def shared(target: int, drafter: int) -> DFlashSpec:
