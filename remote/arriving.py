@@ -8,12 +8,15 @@ Standard library only; sent to the host together with receive.py.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import zlib
 from typing import Any
 
-PIECE_BYTES = 1024**2
+PIECE_BYTES = PIPE_BYTES = 1024**2
+READ_BYTES = 64 * 1024  # at a time: the memory for more is asked of the system, and given back, at every read
 QUIET_S = 120.0  # as long as the other side waits for a byte that moves
 
 
@@ -28,12 +31,16 @@ class Arriving:
         self._descriptor, self._quiet_s = descriptor, quiet_s
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
+        # A pipe of 64 KiB stops sshd after two packets, and each time it tells the client that there is room again. Not
+        # every system has this, and a user may have many pipes already.
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read1(self, size: int) -> bytes:
         """What is there, at most `size`; empty at the end."""
         if not self._poll.poll(self._quiet_s * 1000):
             raise Silence(self._quiet_s)
-        return os.read(self._descriptor, size)
+        return os.read(self._descriptor, min(size, READ_BYTES))
 
     def read(self, size: int) -> bytes:
         """All of `size`, less only at the end."""

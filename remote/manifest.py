@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -86,6 +87,7 @@ def write_marker(tree: Path, name: str, entries: list[Entry]) -> None:
     os.utime(tree / MARKER)  # what is newer than it was changed since; the rename has just touched its folder
 
 
+@lru_cache(maxsize=1)
 def boot_id() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

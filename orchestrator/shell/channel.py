@@ -17,7 +17,8 @@ import paramiko
 from orchestrator.errors import DraftyardError, HostError
 from orchestrator.shell.framing import Frame, Unframe, command_line, drowned
 from orchestrator.shell.link import CONNECT_S, TROUBLE, Link
-from orchestrator.shell.stream import LINGER_S, PACKET_BYTES, PIECE_BYTES, Deadline, Sink, Source
+from orchestrator.shell.stream import LINGER_S, PIECE_BYTES, Deadline, Sink, Source
+from orchestrator.shell.transport import send_all
 
 LOOK_S = 1.0
 FULL_S = 15.0  # that long a server whose sessions are all taken, and none by us, is asked again
@@ -170,9 +171,7 @@ class Conversation:
                 if self._channel.closed:  # it has ended and wanted none
                     return
             while piece := self._piece(source):
-                # A packet at a time: sendall copies what is left of a piece after every packet.
-                for at in range(0, len(piece), PACKET_BYTES):
-                    self._channel.sendall(piece[at : at + PACKET_BYTES])
+                send_all(self._channel, piece)
                 self.last_move = time.monotonic()
                 self._link.pulse.heard()
             if self._ends_input:
