@@ -19,7 +19,8 @@ from typing import Any, cast
 
 from orchestrator.parcel import PACK_UP_TO_BYTES, Parcel, Progress, changed, header, source_of
 from orchestrator.shell.stream import IDLE_S, Deadline, Source, StreamShell, told
-from orchestrator.tree import Entry, ShipError, Tree, sha256_of
+from orchestrator.tree import DiskFull, Entry, ShipError, Tree, sha256_of
+from orchestrator.units import format_size
 from orchestrator.workplace import Workplace, run_script
 from remote.arriving import QUIET_S
 from remote.manifest import MARKER
@@ -36,6 +37,7 @@ _IS_WHOLE = (
     """ && [ -z "$touched" ] && touch -c -r "$look" "$1" && echo '{"whole": true, "missing": []}'"""
 )
 ARGUMENT_BYTES = 40_000  # it is quoted once more by every hop
+MOST_BYTES = 2**63  # that a file system counts
 ROUNDS = 4  # another client may take a part while we look
 
 
@@ -189,7 +191,7 @@ def _received(errand: _Errand, words: Sequence[str], source: Source, **more: Any
 def _read(shell: StreamShell, tree: Tree, answer: dict[str, Any]) -> Answer:
     """The host's word, parsed: it can ask for content of this tree only, and for no more of it than there is."""
     if "error" in answer:
-        raise ShipError(f"{shell.label}: {told(str(answer['error']).encode('utf-8', 'replace'))}")
+        raise _error(f"{shell.label}: {told(str(answer['error']).encode('utf-8', 'replace'))}", answer.get("disk"))
     sizes = {entry.sha256: entry.size_bytes for entry in tree.entries if entry.link is None}
     match answer:
         case {"whole": bool(is_whole), "missing": list(missing)} if all(_is_wanted(item, sizes) for item in missing):
@@ -198,6 +200,21 @@ def _read(shell: StreamShell, tree: Tree, answer: dict[str, Any]) -> Answer:
             )
             return Answer(is_whole, tuple((sha, have) for sha, have in missing), refused, busy)
     raise ShipError(f"{shell.label}: an answer that no receiver gives: {str(answer)[:200]!a}")
+
+
+def _error(said: str, disk: object) -> ShipError:
+    """With the sum where the disk there is full."""
+    match disk:
+        case {"to_come_bytes": int(to_come), "free_bytes": int(free), "free_files": int(files)} if (
+            0 <= to_come <= MOST_BYTES and 0 <= free <= MOST_BYTES
+        ):
+            room = (
+                f"{format_size(free)} are free"
+                if files
+                else f"there is room for no further file ({format_size(free)} are free)"
+            )
+            return DiskFull(f"{said}: {format_size(to_come)} are still to be written there and {room}")
+    return ShipError(said)
 
 
 def _is_wanted(item: object, sizes: dict[str, int]) -> bool:

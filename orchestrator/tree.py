@@ -37,6 +37,10 @@ class ShipError(DraftyardError):
     reason = "ship"
 
 
+class DiskFull(ShipError):
+    """The host's disk took no more; says how much was still to come, and how much is free."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One file or link of a tree. `path` is relative, with forward slashes."""

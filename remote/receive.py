@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 from remote.arriving import QUIET_S, Arriving, Content, Silence
 from remote.manifest import PIECE_BYTES, Entry, Refused, check, hashed
-from remote.trees import Lacking, Staging, Store, holder
+from remote.trees import Lacking, Staging, Store, disk, holder
 
 
 class Busy(Exception):
@@ -123,6 +123,7 @@ def build(store: Store, header: dict[str, Any], stream: BinaryIO | None) -> dict
 def main(verb: str, work_dir: str, given: str = "", *, quiet_s: float = QUIET_S) -> int:
     os.umask(0o022)
     stdin = Arriving(0, quiet_s=quiet_s)
+    header: dict[str, Any] = {"entries": []}
     try:
         header = _header(io.BytesIO(base64.b64decode(given)) if given else stdin)
         check(header["entries"])
@@ -135,11 +136,19 @@ def main(verb: str, work_dir: str, given: str = "", *, quiet_s: float = QUIET_S)
     except EOFError:
         answer = {"error": "the bytes ended before the content did"}
     except OSError as error:
-        elsewhere = "; set work_dir: in hosts.yaml, or XDG_DATA_HOME there, to another folder"
-        is_place = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
-        answer = {"error": f"{error.filename or work_dir}: {error.strerror}{elsewhere if is_place else ''}"}
+        answer = _fault(error, work_dir, header["entries"])
     _say(answer)
     return 0
+
+
+def _fault(error: OSError, work_dir: str, entries: list[Entry]) -> dict[str, Any]:
+    """What the system says, and what is to be known for the way out."""
+    said = f"{error.filename or work_dir}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return {"error": said, "disk": disk(Path(work_dir), entries)}
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR):
+        said += "; set work_dir: in hosts.yaml, or XDG_DATA_HOME there, to another folder"
+    return {"error": said}
 
 
 def _header(stream: Any) -> Any:

@@ -40,8 +40,7 @@ class Store:
     """The `trees` folder of a work folder."""
 
     def __init__(self, work_dir: Path) -> None:
-        self.trees = work_dir / "trees"
-        self.parts = self.trees / ".parts"
+        self.trees, self.parts = work_dir / "trees", _parts(work_dir)
         self.parts.mkdir(parents=True, exist_ok=True)
 
     def is_whole(self, name: str) -> bool:
@@ -101,7 +100,7 @@ class Store:
 
     def part(self, sha: str) -> Path:
         """A content's beginning, found until the next boot: a power cut leaves a file's length and takes its bytes."""
-        return self.parts / f"{sha}.{boot_id()}.part"
+        return _part(self.parts, sha)
 
     def put_in_place(self, staging: Path, name: str) -> None:
         tree = self.trees / name
@@ -205,6 +204,33 @@ class Staging:
 
     def _place(self, entry: Entry) -> str:
         return f"{self._folder}/{entry[0]}"
+
+
+def disk(work_dir: Path, entries: list[Entry]) -> dict[str, int]:
+    """What a tree has yet to write to the disk of the work folder, and what that has left."""
+    found = os.statvfs(next(place for place in (work_dir, *work_dir.parents) if place.is_dir()))
+    return {
+        "to_come_bytes": to_be_written(work_dir, entries),
+        "free_bytes": found.f_bavail * found.f_frsize,
+        "free_files": found.f_favail if found.f_files else 1,  # some file systems have no such limit, and say 0 of 0
+    }
+
+
+def to_be_written(work_dir: Path, entries: list[Entry]) -> int:
+    """Bytes: every file, but for what has arrived. What lies in an older tree is copied, as is the second file of one content."""
+    parts = _parts(work_dir)
+    contents = {sha for _path, _mode, _size, sha, link in entries if link is None}
+    here = [file for sha in contents for file in (parts / sha, _part(parts, sha)) if file.is_file()]
+    whole: int = sum(size for _path, _mode, size, _sha, _link in entries)
+    return whole - sum(file.stat().st_size for file in here)
+
+
+def _parts(work_dir: Path) -> Path:
+    return work_dir / "trees" / ".parts"
+
+
+def _part(parts: Path, sha: str) -> Path:
+    return parts / f"{sha}.{boot_id()}.part"
 
 
 def _mode(entry: Entry) -> int:

@@ -21,7 +21,7 @@ from orchestrator.parcel import Progress
 from orchestrator.shell.connect import connect
 from orchestrator.shell.stream import StreamShell
 from orchestrator.ship import Shipped, ship
-from orchestrator.tree import Tree
+from orchestrator.tree import DiskFull, Tree
 from orchestrator.units import counted
 from orchestrator.workplace import Workplace, workplace
 
@@ -50,7 +50,13 @@ def open_site(host: Host) -> Iterator[Site]:
 def ship_told(site: Site, tree: Tree, tell: Tell) -> Shipped:
     """Makes the host have the tree; says so where something is missing there, and how far it is. Raises ShipError."""
     head = f"shipping {counted(len(tree.entries), 'file')} to {site.host.name}"
-    return ship(tree, site.shell, site.place, on_progress=paced(tell, head))
+    try:
+        return ship(tree, site.shell, site.place, on_progress=paced(tell, head))
+    except DiskFull as full:
+        raise DiskFull(
+            f"{full}\n  `draftyard gc {site.host.name}` removes old trees there, with --runs folders of ended runs; or name a larger "
+            "disk with work_dir: in hosts.yaml; ship again then: what has arrived is kept"
+        ) from full
 
 
 def paced(tell: Tell, head: str, clock: Callable[[], float] = time.monotonic) -> Callable[[Progress], None]:

@@ -31,7 +31,7 @@ from orchestrator.units import format_size
 from orchestrator.workplace import Workplace, run_script
 from tests.orchestrator.test_host_facts import _spec
 
-PLACE = Workplace("/work", "python3", "/")
+PLACE = Workplace("/srv/draftyard", "python3", "/")
 SPEC = _spec()
 WORDS = st.sampled_from(
     ["", "0", "22", "-1", "none", "yes", "²", "9" * 400, "a b", "%h%", "~/x", "~nobody-here/x", "\x1b[2J", "é"]
@@ -107,6 +107,7 @@ SENSIBLE = st.fixed_dictionaries(
         "missing": st.lists(st.lists(st.sampled_from(["a" * 64, "b" * 64, 0, 10, 11, -1, True]), max_size=3)) | JSON,
         "refused": st.text(max_size=5) | JSON,
         "error": JSON,
+        "disk": st.dictionaries(st.sampled_from(["to_come_bytes", "free_bytes", "free_files"]), JSON) | JSON,
     },
 )
 

@@ -678,7 +678,8 @@ def test_whatever_is_done_to_a_tree_it_lies_there_as_it_lies_here(
             elif deed == "link" and not file.exists():
                 file.symlink_to("train.py" if file.parent == folder else "../train.py")
             else:
-                content = chance.choice([chance.randbytes, bytes])(chance.choice(sizes))
+                size = chance.choice(sizes)
+                content = chance.choice([chance.randbytes(size), bytes(size)])
                 file.write_bytes((folder / "train.py").read_bytes() if deed == "same" else content)
                 file.chmod(chance.choice([0o644, 0o755]))
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from orchestrator.parcel import header
 from remote import trees
 from remote.arriving import Arriving, Silence
 from remote.receive import build, main, receive_large, want
-from remote.trees import Store
+from remote.trees import Store, to_be_written
 
 CONTENT = b"weights " * 1000
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -59,6 +60,53 @@ def test_a_spoiled_tree_is_young_from_when_it_was_set_aside(tmp_path: Path) -> N
     (aside,) = store.trees.glob(".spoiled-*")
     assert (aside / "weights.bin").read_bytes() == b"of a job"
     assert aside.stat().st_mtime > 1e9 + 1
+
+
+def test_what_is_still_to_be_written_is_all_but_what_lies_among_the_parts(tmp_path: Path) -> None:
+    store, other = Store(tmp_path), hashlib.sha256(b"other").hexdigest()
+    build(store, {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}, io.BytesIO(zlib.compress(CONTENT)))
+    entries = [
+        ["again", 0o644, len(CONTENT), SHA, None],  # lies in another tree, and is copied
+        ["first", 0o644, 5, other, None],
+        ["second", 0o644, 5, other, None],
+        ["link", 0o644, 0, "", "first"],
+    ]
+
+    assert to_be_written(tmp_path, entries) == len(CONTENT) + 10
+    store.part(other).write_bytes(b"oth")
+    assert to_be_written(tmp_path, entries) == len(CONTENT) + 7
+    store.part(other).rename(store.parts / other)
+    (store.parts / other).write_bytes(b"other")
+    assert to_be_written(tmp_path, entries) == len(CONTENT) + 5
+    assert to_be_written(tmp_path / "absent", entries) == len(CONTENT) + 10
+
+
+def test_reading_takes_no_new_memory_from_the_system() -> None:
+    """Room for a MiB, of which a sixteenth is filled, was a third of a receiver's work."""
+    read, write = os.pipe()
+    arriving = Arriving(read)
+
+    def faults_of(number: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        for _ in range(number):
+            os.write(write, bytes(4096))
+            arriving.read1(1024**2)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    faults_of(20)
+    assert faults_of(200) < 100
+    os.close(read)
+    os.close(write)
+
+
+def test_a_pipe_takes_a_mebibyte_while_the_receiver_does_something_else() -> None:
+    read, write = os.pipe()
+    Arriving(read)
+    os.set_blocking(write, False)
+
+    assert os.write(write, bytes(1024**2)) == 1024**2
+    os.close(read)
+    os.close(write)
 
 
 def test_a_beginning_from_before_the_last_start_of_the_machine_travels_again(tmp_path: Path) -> None:
