@@ -2,7 +2,7 @@
 
     python -m benchmarks.hosts                     300 files, 500 MB, 100,000 files, 200,000 records; some minutes
     python -m benchmarks.hosts --quick             the form CI runs: small sizes, seconds
-    python -m benchmarks.hosts --large-mb 50 --many 0 --repeats 9
+    python -m benchmarks.hosts --only large command --repeats 9
 
 The host is an sshd of its own on loopback; the long line holds every byte back for half of `--round-trip-ms`
 each way (`ways`). Ours goes over an open connection, as it does in use. The tools run twice: over a new
@@ -24,7 +24,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,18 +97,12 @@ class Yard:
     far: Way
 
 
-def measure(folder: Path, sizes: Sizes) -> Iterator[Row]:
-    """Sets up the host below `folder` and yields one row after the other."""
+def measure(folder: Path, sizes: Sizes, parts: Iterable[str]) -> Iterator[Row]:
+    """Sets up the host below `folder` and yields one row after the other, of these parts of PARTS."""
     with two_ways(folder, round_trip_ms=sizes.round_trip_ms) as (server, near, far):
         yard = Yard(folder, sizes, server, near, far)
-        yield from _ship_small(yard)
-        yield _ship_cold(yard, "500 MB" if sizes.large_mb == 500 else f"{sizes.large_mb} MB", _one_large(yard))
-        if sizes.many:
-            yield _ship_cold(yard, f"{sizes.many:,} files", _many(yard))
-        yield from _command(yard)
-        yield from _reconnect(yard)
-        yield _ingest(yard)
-        yield from _first_step(yard)
+        for part in parts:
+            yield from PARTS[part](yard)
 
 
 # Setting up --------------------------------------------------------------------------------------
@@ -189,6 +183,15 @@ def _cold_acts(way: Way, folder: Path, target: Callable[[], Path]) -> tuple[Made
     return ours, lambda: rsync(False), lambda: rsync(True)
 
 
+def _ship_large(yard: Yard) -> Iterator[Row]:
+    yield _ship_cold(yard, f"{yard.sizes.large_mb} MB", _one_large(yard))
+
+
+def _ship_many(yard: Yard) -> Iterator[Row]:
+    if yard.sizes.many:
+        yield _ship_cold(yard, f"{yard.sizes.many:,} files", _many(yard))
+
+
 def _ship_cold(yard: Yard, what: str, folder: Path) -> Row:
     """The folder to a place that has nothing, on loopback."""
     targets = _targets(yard, folder.name)
@@ -264,7 +267,7 @@ def _insist(act: Act) -> object:
 # Records and runs --------------------------------------------------------------------------------
 
 
-def _ingest(yard: Yard) -> Row:
+def _ingest(yard: Yard) -> Iterator[Row]:
     """Records on the host into the database here; the tools bring the same bytes and read nothing."""
     way, number = yard.near, yard.sizes.records
     attempt = yard.folder / "attempt"
@@ -287,7 +290,7 @@ def _ingest(yard: Yard) -> Row:
 
         times = race(max(1, yard.sizes.repeats // 2), ours, lambda: cat(False), lambda: cat(True))
     what = f"ingest {number:,} records (beside it: `cat` of the same bytes)"
-    return Row(what, f"{RECORDS_PER_S:,} records/s", *times, is_reached=number / times[0] >= RECORDS_PER_S)
+    yield Row(what, f"{RECORDS_PER_S:,} records/s", *times, is_reached=number / times[0] >= RECORDS_PER_S)
 
 
 def _until_complete(store: Store, shell: StreamShell, place: AttemptPlace, files: list[EventFile]) -> None:
@@ -354,13 +357,25 @@ def _until_all_ended(way: Way, store: Store) -> None:
             time.sleep(0.05)
 
 
+PARTS: dict[str, Callable[[Yard], Iterator[Row]]] = {
+    "small": _ship_small,
+    "large": _ship_large,
+    "many": _ship_many,
+    "command": _command,
+    "reconnect": _reconnect,
+    "ingest": _ingest,
+    "step": _first_step,
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes; every other flag still counts")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these rows")
     for name in vars(Sizes()):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{getattr(Sizes(), name):,} by default")
     given = vars(parser.parse_args())
-    base = QUICK if given.pop("quick") else Sizes()
+    base, parts = QUICK if given.pop("quick") else Sizes(), given.pop("only")
     sizes = replace(base, **{name: value for name, value in given.items() if value is not None})
     lacking = [program for program in ("rsync", "ssh", "git") if not shutil.which(program)]
     if lacking:
@@ -368,7 +383,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the folder and the server go away then too
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
-        for row in measure(Path(folder), sizes):
+        for row in measure(Path(folder), sizes, parts):
             print(row.line(), flush=True)
     return 0
 
