@@ -11,6 +11,8 @@ JOBS ?= 3
 
 export HF_HUB_OFFLINE := 1
 export PYTHONUNBUFFERED := 1
+# Hundreds of processes load the same modules: compiled once, also where the environment says not to keep that.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check quick format lint types setup-demo setup-test system-packages wheel clean
 
