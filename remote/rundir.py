@@ -16,6 +16,7 @@ Names only: it starts nothing and reads no meaning out of the files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -144,6 +145,15 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, whatever its size."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(4 * 1024**2):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def write_json(path: Path, body: dict[str, Any], mode: int = 0o644) -> None:

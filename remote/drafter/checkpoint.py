@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 import shutil
@@ -34,7 +33,7 @@ from remote.drafter.aside import beside, leftovers, swap, sync_folder
 from remote.drafter.optim import DrafterOptimizer
 from remote.drafter.tensor_file import write_tensors
 from remote.report import UserFault
-from remote.rundir import write_json
+from remote.rundir import sha256_of, write_json
 from remote.spec import DFlashSpec
 
 Result = TypeVar("Result")
@@ -204,14 +203,14 @@ def _together(work: Callable[[str], Result], names: Iterable[str]) -> dict[str, 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """The sha256 of what was written."""
     write_tensors(path, tensors)
-    return _sha256(path)
+    return sha256_of(path)
 
 
 def _read_tensors(folder: Path, name: str, state: Mapping[str, Any]) -> dict[str, Tensor]:
     path, expected = folder / name, state["files"].get(name)
     if expected is None or not path.is_file():
         raise CorruptCheckpoint(f"{folder}: {name} is missing; use an older checkpoint")
-    if _sha256(path) != expected:
+    if sha256_of(path) != expected:
         raise CorruptCheckpoint(
             f"{path} is corrupt: its sha256 is not the one it was saved with; use an older checkpoint"
         )
@@ -238,7 +237,7 @@ def _is_whole(folder: Path) -> bool:
     """Whether every file is what was saved, by its sum; reads all of it."""
     try:
         sums = _read_state(folder)["files"]
-        return all(_sha256(folder / name) == sha for name, sha in sums.items())
+        return all(sha256_of(folder / name) == sha for name, sha in sums.items())
     except (CorruptCheckpoint, OSError):
         return False
     except CheckpointError:  # of another format: not ours to judge
@@ -295,14 +294,6 @@ _STATE_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "files": ("file names with their sha256", _is_sums),
     "contract": ("names with their values", lambda value: isinstance(value, dict)),
 }
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(4 * 1024**2):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _refuse_other_contract(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from remote.drafter.target import Progress, Target, silent
 from remote.drafter.tensor_file import write_tensors
 from remote.drafter.turns import taking_turns
 from remote.report import UserFault
-from remote.rundir import read_json, write_json
+from remote.rundir import read_json, sha256_of, write_json
 
 SHARD_TOKENS = 2048  # about 5 s of work on two CPU cores; 126 MB at hidden size 5120 and 5 layers in bfloat16
 _SPARE_BYTES = 256 * 1024**2  # left free on the disk
@@ -116,7 +116,7 @@ def check_shard(path: Path) -> None:
     facts = read_json(path.with_suffix(".json"))
     if facts is None or not path.is_file():
         raise UserFault(f"{path}: a shard of hidden states is missing; run prepare again, it makes what is missing")
-    if _digest(path) != facts.get("sha256"):
+    if sha256_of(path) != facts.get("sha256"):
         raise UserFault(
             f"{path}: this shard of hidden states is damaged (sha256 differs); run prepare again to remake it"
         )
@@ -139,7 +139,7 @@ def _write_shard(path: Path, states: HiddenStates) -> None:
         aside.unlink(missing_ok=True)  # what it takes may be all the room there is
         raise
     aside.replace(path)
-    write_json(path.with_suffix(".json"), {"sha256": _digest(path), "tokens": len(states.features_SC)})
+    write_json(path.with_suffix(".json"), {"sha256": sha256_of(path), "tokens": len(states.features_SC)})
 
 
 def _capture(target: Target, documents: Sequence[Document], layers: Sequence[int]) -> HiddenStates:
@@ -187,11 +187,3 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
             f"the hidden states take {needed_bytes / 1024**3:.2f} GiB and {folder} has {free_bytes / 1024**3:.2f} GiB free; "
             "free some, or set data.hidden_states: online"
         )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-        return digest.hexdigest()

@@ -32,7 +32,7 @@ from remote.drafter.decoder import Decoder, KVCache, Pass, View, can_run
 from remote.drafter.library_decoder import LibraryDecoder, TextCache
 from remote.drafter.turns import taking_turns
 from remote.report import UserFault
-from remote.rundir import read_json, write_json
+from remote.rundir import read_json, sha256_of, write_json
 from remote.spec import TargetSpec
 
 MARKER = "draftyard-target.json"  # present only in a converted folder that is whole
@@ -218,7 +218,7 @@ def _package_file(source: str) -> Path:
 
 def _converted(gguf: Path, targets: Path, progress: Progress) -> Path:
     """The folder made from a GGUF file: made once, by one process, and whole whenever it exists."""
-    folder = targets / f"{gguf.stem}-{_digest(gguf)[:12]}"
+    folder = targets / f"{gguf.stem}-{sha256_of(gguf)[:12]}"
     if _is_whole(folder):
         return folder
     if dist.is_initialized() and dist.get_rank() > 0:  # on a further host; rank 0 has converted it on the first one
@@ -252,8 +252,8 @@ def _dequantise(gguf: Path, aside: Path, progress: Progress) -> None:
     report(done=3)
     plain.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
-    files = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(aside.iterdir())}
-    write_json(aside / MARKER, {"source": gguf.name, "source_sha256": _digest(gguf), "files": files})
+    files = {path.name: {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(aside.iterdir())}
+    write_json(aside / MARKER, {"source": gguf.name, "source_sha256": sha256_of(gguf), "files": files})
     report(done=4)
 
 
@@ -264,14 +264,6 @@ def _is_whole(folder: Path) -> bool:
         return False
     paths = {folder / name: facts["size"] for name, facts in marker["files"].items()}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-        return digest.hexdigest()
 
 
 def _folder_identity(folder: Path) -> str:
