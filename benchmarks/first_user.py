@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from remote.drafter.blocks import Blocks
-from remote.drafter.keys import KeyValues
+from remote.drafter.keys import KeyValues, MadeFrom
 from remote.drafter.visibility import Visibility
 
 BLOCKS_A_CHUNK = 64
@@ -27,8 +27,8 @@ class GatheredAttention:
 
     name = "gathered SDPA"
 
-    def plan(self, seen: Visibility) -> Callable[[Tensor, KeyValues], Tensor]:
-        def attend(query_TQD: Tensor, keys: KeyValues) -> Tensor:
+    def plan(self, seen: Visibility) -> Callable[..., Tensor]:
+        def attend(query_TQD: Tensor, keys: KeyValues, _: MadeFrom | None = None) -> Tensor:
             both = (
                 torch.cat([keys.context_key_SGD, keys.block_key_TGD]),
                 torch.cat([keys.context_value_SGD, keys.block_value_TGD]),

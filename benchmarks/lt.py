@@ -18,7 +18,7 @@ COMPUTE_32F, TRANSPOSED = 68, 1
 DESC_TRANSA, DESC_TRANSB = 3, 4
 PREF_MAX_WORKSPACE_BYTES = 1
 CONFIG = {"id": 0, "tile": 1, "split_k": 2, "reduction": 3, "swizzle": 4, "custom": 5, "stages": 6, "inner": 7, "cluster": 8}  # fmt: skip
-MOST_SUGGESTED = 10
+MOST_SUGGESTED = 24
 
 
 class _Result(ctypes.Structure):

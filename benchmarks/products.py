@@ -1,6 +1,6 @@
 """The products of a training step by themselves, on a card as warm as inside a step: every layout, setting and algorithm.
 
-    python -m benchmarks.products [--what layouts settings algorithms] [--out FILE]
+    python -m benchmarks.products [--what layouts settings algorithms rows] [--out FILE]
 
 JSON lines. C (m × n) = A (m × k) · B (k × n); each operand lies by rows (r) or by columns (c), C last: "rcr" is what
 `x @ weight.T` does. A card that is driven to its power limit is slower than one that has just begun, so every
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,11 +28,14 @@ from torch import Tensor
 
 from benchmarks import lt
 from benchmarks.step_parts import clock
+from remote.drafter.kernels import cross_entropy
+from remote.drafter.kernels.launch import RowTile
 
 WARM_UP_S, FILLER_MS, TIMED_MS = 2.0, 90.0, 50.0
 T, M, S = 32_768, 31_700, 8_000  # block tokens, those that carry loss, context
 H, F, Q, G, V = 5_120, 17_408, 4_096, 1_024, 248_320
-LARGE = 1.3e12  # operations of a product whose algorithms are compared
+LARGE = 4e12  # operations of a product whose algorithms are compared
+ROW_TILES = ((256, 4, 3), (512, 4, 1), (512, 4, 2), (512, 4, 3), (512, 8, 2), (1024, 4, 1), (1024, 4, 2), (1024, 8, 2), (1024, 8, 3), (1024, 4, 3))  # fmt: skip
 LAYOUTS = tuple(a + b + c for a in "rc" for b in "rc" for c in "rc")
 
 
@@ -180,6 +184,35 @@ def algorithms(warm: Warm, device: torch.device) -> Iterator[dict[str, Any]]:
                 yield _line("algorithm", product, ms, rank=rank, workspace=found.workspace_bytes, waves=found.waves, config=found.config(), error=error)  # fmt: skip
 
 
+def rows(warm: Warm, device: torch.device) -> Iterator[dict[str, Any]]:
+    """The loss's visits of a chunk's logits by tile; the slots of a block have teachers of their own, a step apart."""
+    logits = torch.empty(1643, V, device=device).normal_()
+    label = torch.arange(1643, device=device)
+    for size, warps, stages in ROW_TILES:
+        tile = RowTile(size, warps, stages)
+        ms = warm.time(lambda tile=tile: cross_entropy.row_statistics(logits, label, tile=tile), 1e12)
+        yield {"kind": "statistics", "tile": size, "warps": warps, "stages": stages, "ms": round(ms, 4)}
+    read = cross_entropy.row_statistics(logits, label)
+    taught = logits[:448]
+    index = (torch.arange(1643, device=device) // 31 * 8 + torch.arange(1643, device=device) % 31).clamp(max=447)
+    weight, out = torch.ones(1643, device=device), torch.empty_like(logits, dtype=torch.bfloat16)
+    for order in (None, index.argsort(stable=True)):
+        target = cross_entropy.TargetRows(taught, read.log_sum_M[:448], index, order)
+        for size, warps in ((4096, 16), (4096, 8), (2048, 8), (8192, 16)):
+            act = partial(
+                cross_entropy.cross_entropy_gradient, logits, read.log_sum_M, label, weight,
+                hard=1.0, soft=0.15, target=target, out_MV=out, tile=RowTile(size, warps),
+            )  # fmt: skip
+            ms = warm.time(act, 1e12)
+            yield {
+                "kind": "gradient",
+                "is_ordered": order is not None,
+                "tile": size,
+                "warps": warps,
+                "ms": round(ms, 4),
+            }
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.products", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--what", nargs="+", default=["layouts", "settings", "algorithms"])
@@ -194,6 +227,7 @@ def main(arguments: Sequence[str]) -> int:
         "layouts": lambda: layouts(warm, device),
         "settings": lambda: settings(warm, device, name=options.started_with),
         "algorithms": lambda: algorithms(warm, device),
+        "rows": lambda: rows(warm, device),
     }
     with Path(options.out or os.devnull).open("a", encoding="utf-8") as file:
         for part in options.what:

@@ -30,7 +30,7 @@ from remote.spec import DrafterSpec
 
 # Whether draftyard's own kernels may be taken; asked only where `auto` has the choice. See `self_check.check_attention`.
 Check = Callable[[], Verdict]
-Attend = Callable[[Tensor, KeyValues], Tensor]  # (query_TQD, keys) -> out_TQD
+Attend = Callable[..., Tensor]  # (query_TQD, KeyValues, MadeFrom or nothing) -> out_TQD
 
 MIN_FLEX_HEAD_DIM = 16  # below it torch's flex kernels refuse to compile
 
@@ -48,7 +48,7 @@ class Backend:
     def plan(self, visibility: Visibility) -> Attend:
         """The attention function for these ranges. Cheap; made once per step and layer rule."""
         if self.name == "eager":
-            return lambda query_TQD, keys: eager_attention(query_TQD, keys, visibility)
+            return lambda query_TQD, keys, _=None: eager_attention(query_TQD, keys, visibility)
         if self.name == "flex":
             return attention_flex.plan(visibility)
         if self.name == "triton":

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from remote.drafter.keys import KeyValues
+from remote.drafter.keys import KeyValues, MadeFrom
 from remote.drafter.visibility import Visibility
 
 TILE = 128  # rows and columns of one mask tile, flex's own default
@@ -32,7 +32,7 @@ def plan(visibility: Visibility) -> Callable[[Tensor, KeyValues], Tensor]:
     """Attention over these ranges; the block mask is built here, once for all layers that share them."""
     mask = block_mask(visibility)
 
-    def attend(query_TQD: Tensor, keys: KeyValues) -> Tensor:
+    def attend(query_TQD: Tensor, keys: KeyValues, _: MadeFrom | None = None) -> Tensor:
         key = torch.cat([keys.context_key_SGD, keys.block_key_TGD]).transpose(0, 1)[None]
         value = torch.cat([keys.context_value_SGD, keys.block_value_TGD]).transpose(0, 1)[None]
         query = query_TQD.transpose(0, 1)[None]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from remote.drafter.keys import KeyValues
+from remote.drafter.keys import KeyValues, MadeFrom
 from remote.drafter.visibility import Visibility, chunk_mask
 
 # Query-key pairs that the launches of one more chunk are worth, by device type.
@@ -52,7 +52,7 @@ def plan(visibility: Visibility, *, workspace_bytes: int) -> Callable[[Tensor, K
     """Attention over these ranges; the chunks are cut at the first call and serve every layer."""
     chunks: dict[HeadShape, list[Chunk]] = {}
 
-    def attend(query_TQD: Tensor, keys: KeyValues) -> Tensor:
+    def attend(query_TQD: Tensor, keys: KeyValues, _: MadeFrom | None = None) -> Tensor:
         shape = _head_shape(query_TQD, keys)
         if shape not in chunks:
             launch_pairs = LAUNCH_PAIRS.get(query_TQD.device.type, LAUNCH_PAIRS["cpu"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,3 +16,12 @@ class KeyValues(NamedTuple):
     context_value_SGD: Tensor
     block_key_TGD: Tensor
     block_value_TGD: Tensor
+
+
+@dataclass(frozen=True)
+class MadeFrom:
+    """What queries and block keys were made of, and how: a backward that keeps these may make them once more, bit for bit."""
+
+    query: Tensor
+    block_key: Tensor
+    make: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

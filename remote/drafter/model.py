@@ -25,7 +25,7 @@ from remote.drafter.attention import Attend, Backend
 from remote.drafter.blocks import Blocks, Row
 from remote.drafter.kernels import body
 from remote.drafter.kernels.body import BodyOperations
-from remote.drafter.keys import KeyValues
+from remote.drafter.keys import KeyValues, MadeFrom
 from remote.drafter.rope import Rotary, rotary, spread_rows
 from remote.drafter.visibility import LayerRule, layer_rule, visible, visible_in_decoding
 from remote.spec import DrafterSpec, TargetSpec
@@ -86,9 +86,12 @@ class DrafterAttention(nn.Module):
     ) -> Tensor:  # fmt: skip
         """What attention adds to the block tokens, or to the rows that are asked for; all are keys either way."""
         query, key, value = map(self._heads, norm.then(x_UH, self.q_proj, self.k_proj, self.v_proj))
-        query = self.q_norm.then_rotate(query, at, spread)  # under the same names, so that what was before is freed
-        key = self.k_norm.then_rotate(key, at, spread)
-        out_TQD = attend(query, KeyValues(*context, key, spread_rows(value, spread)))
+
+        def rotate(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+            return self.q_norm.then_rotate(query, at, spread), self.k_norm.then_rotate(key, at, spread)
+
+        made_from, (query, key) = MadeFrom(query, key, rotate), rotate(query, key)
+        out_TQD = attend(query, KeyValues(*context, key, spread_rows(value, spread)), made_from)
         return self.o_proj(_rows(out_TQD, rows_M).flatten(1))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -101,7 +101,9 @@ def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -
     )
     why = "T·(4H + 3Q + 3G + 4I) a layer: the input of every operation"
     if has_fused_kernels(spec, at):
-        why = "T·(2H + 3Q + 3G + 2I) a layer: norms and SwiGLU are computed again"
+        why = "T·(2H + 2Q + 2G + 2I) a layer: norms, rotation and SwiGLU are computed again"
+        if attention_of(spec, at) != "triton":
+            why = "T·(2H + 3Q + 3G + 2I) a layer: norms and SwiGLU are computed again"
     activations = sum(block_activations(at, spec, layer=layer) for layer in range(count))
     lines.append(Component("activations kept", activations + ends, why))
     return lines
@@ -153,9 +155,10 @@ def attention_workspace(spec: DFlashSpec, at: Sizes, *, backward: bool) -> int:
     """What attention takes beyond what it keeps; bounded by the recipe for sdpa."""
     gradients = token_bytes(at, 2 * at.query_width + 2 * at.key_width)
     kind = attention_of(spec, at)
-    if kind == "triton":  # every gradient, its own and that of the output; a number a row beside the log-sum-exp
+    if kind == "triton":  # queries and keys again; every gradient, its own and that of the output; a number a row
+        again = token_bytes(at, at.query_width + at.key_width)
         context = 2 * at.context_tokens * at.key_width * at.element_bytes
-        return gradients + context + log_sums_bytes(at) if backward else 0
+        return again + gradients + context + log_sums_bytes(at) if backward else again
     if kind == "flex":
         joined = 2 * (at.context_tokens + at.block_tokens) * at.key_width * at.element_bytes
         return joined + gradients if backward else joined
@@ -202,10 +205,13 @@ def _target_components(spec: DFlashSpec, at: Sizes, table: int) -> list[Componen
 
 
 def _attention_activations(at: Sizes, spec: DFlashSpec, *, is_first: bool, is_last: bool) -> int:
-    """Input and, but for fused kernels, its norm; queries and keys before and after norm and rotation, values, the output."""
+    """Input and, but for fused kernels, its norm; queries and keys before norm and rotation, but for triton after it too;
+    values; the output."""
     is_fused, kind, entered = has_fused_kernels(spec, at), attention_of(spec, at), entry_rows(at, is_first=is_first)
     tokens = row_bytes(at, entered, (1 if is_fused else 2) * at.hidden + at.query_width + at.key_width)
-    tokens += token_bytes(at, at.query_width + 2 * at.key_width)
+    tokens += token_bytes(at, at.key_width)
+    if kind != "triton":  # which makes them once more
+        tokens += token_bytes(at, at.query_width + at.key_width)
     tokens += row_bytes(at, passed_rows(at, is_last=is_last), at.query_width)
     if is_last and kind != "sdpa":  # whose own output is kept whole beside the rows that go on
         tokens += token_bytes(at, at.query_width)

@@ -27,7 +27,7 @@ from remote.drafter.kernels import launch
 from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
 from remote.drafter.kernels.attention_forward import forward_kernel
 from remote.drafter.kernels.launch import can_launch, power_of_two, precision
-from remote.drafter.keys import KeyValues
+from remote.drafter.keys import KeyValues, MadeFrom
 from remote.drafter.visibility import Visibility, chunk_mask
 from remote.spec import DrafterSpec
 
@@ -62,13 +62,13 @@ def plan(visibility: Visibility, *, tiles: Tiles | None = None) -> Callable[[Ten
     ranges: list[Ranges] = []
 
     @launch.on_its_device
-    def attend(query_TQD: Tensor, keys: KeyValues) -> Tensor:
+    def attend(query_TQD: Tensor, keys: KeyValues, made_from: MadeFrom | None = None) -> Tensor:
         if not can_launch(query_TQD) or (tiles is None and not _fit(query_TQD, keys, visibility)):
             return attention_reference(query_TQD, keys, visibility)
         if not ranges:
             ranges.append(read_ranges(visibility, tiles or _tiles(query_TQD.device)))
         inputs = [tensor.contiguous() for tensor in (query_TQD, *keys)]
-        out: Tensor = _RangedAttention.apply(*inputs, ranges[0])
+        out: Tensor = _RangedAttention.apply(*inputs, ranges[0], made_from)
         return out
 
     return attend
@@ -159,22 +159,25 @@ class _RangedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, context_key: Tensor, context_value: Tensor, block_key: Tensor, block_value: Tensor,
-        ranges: Ranges,
+        ranges: Ranges, made_from: MadeFrom | None,
     ) -> Tensor:  # fmt: skip
-        inputs = (query, context_key, context_value, block_key, block_value)
-        out, log_sum = forward_pass(inputs, ranges)
-        ctx.save_for_backward(*inputs, out, log_sum)
-        ctx.ranges = ranges
+        out, log_sum = forward_pass((query, context_key, context_value, block_key, block_value), ranges)
+        made = (query, block_key) if made_from is None else (made_from.query, made_from.block_key)
+        ctx.save_for_backward(*made, context_key, context_value, block_value, out, log_sum)
+        ctx.ranges, ctx.make = ranges, None if made_from is None else made_from.make
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, log_sum = ctx.saved_tensors
+        query, block_key, context_key, context_value, block_value, out, log_sum = ctx.saved_tensors
+        if ctx.make is not None:
+            query, block_key = ctx.make(query, block_key)
+        inputs = (query, context_key, context_value, block_key, block_value)
         ranges, grad_out = ctx.ranges, grad_out.contiguous()
         delta, grad_query, *grads_of_block = query_gradient_pass(inputs, ranges, out, log_sum, grad_out)
         grads_of_context = context_gradient_pass(inputs, ranges, log_sum, grad_out, delta)
-        return grad_query, *grads_of_context, *grads_of_block, None
+        return grad_query, *grads_of_context, *grads_of_block, None, None
 
 
 # One launch each, as `benchmarks.tiles` times them. inputs: query, context key and value, block key and value.
