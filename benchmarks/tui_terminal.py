@@ -16,19 +16,24 @@ import select
 import signal
 import struct
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-SIZE = (140, 40)
+from benchmarks.tui_cost import Cost, Costs
+
+SIZE = (
+    170,
+    45,
+)  # wide enough for the run under the cursor beside the list, which is most of what a move reads and paints
 DEADLINE_S = 20.0
 RECENT_BYTES = 8192
 _ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _CURSOR = re.compile("▌[^▌\n]{0,60}?/[^ ]+ +([a-z0-9]{8})")
-_PROGRAM = "import sys; from pathlib import Path; from tui.app import run; run(Path(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,14 @@ class Answer:
     paint_s: float  # to the first paint that shows that the key was taken
     all_s: float  # to what the key asked for, read and drawn
     crowded_s: float  # of the first, in which the program could run and another process had its processor
+    cost: Cost | None  # of the program itself until that first paint
 
 
 class Watching:
     """The program on the other side of the terminal."""
 
-    def __init__(self, leader: int, pid: int) -> None:
-        self._leader, self.pid = leader, pid
+    def __init__(self, leader: int, pid: int, costs: Costs) -> None:
+        self._leader, self.pid, self._costs = leader, pid, costs
         self._cursor = ""  # the run that the cursor was seen on last
         self._recent = b""  # a terminal hands out 4 KiB at a time, which may end within a row
 
@@ -80,7 +86,8 @@ class Watching:
                 crowded_s = self._crowded_s() - crowded_s
             if paint_s and (then is None or re.search(then, text)):
                 self._look_for_cursor()
-                return Answer(key, paint_s, time.perf_counter() - began, crowded_s)
+                all_s, cost = time.perf_counter() - began, self._costs.between(began, began + paint_s)
+                return Answer(key, paint_s, all_s, crowded_s, cost)
         raise TimeoutError(f"key {key!r} was not answered within {DEADLINE_S:g} s; written was: {text[-2000:]}")
 
     def shown(self, pattern: str) -> None:
@@ -144,18 +151,26 @@ def _plain(written: bytes) -> str:
 @contextmanager
 def watching(db: Path) -> Iterator[Watching]:
     """The program over this database, its list painted; it is ended on the way out."""
+    descriptor, notes = tempfile.mkstemp(prefix="draftyard-keys-")
+    os.close(descriptor)
     pid, leader = pty.fork()
     if pid == 0:  # the other process
         width, height = SIZE
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         env = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
         env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        os.execvpe(sys.executable, [sys.executable, "-c", _PROGRAM, str(db)], env)
+        os.execvpe(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.tui_cost", str(db), notes],
+            env,
+        )
     try:
-        program = Watching(leader, pid)
-        program.shown(r"▌.*live")
-        yield program
+        with closing(Costs(Path(notes))) as costs:
+            program = Watching(leader, pid, costs)
+            program.shown(r"▌.*live")
+            yield program
     finally:
+        Path(notes).unlink()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(leader)

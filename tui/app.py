@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from textual.app import App, SuspendNotSupported
 from textual.binding import Binding, BindingType
-from textual.filter import LineFilter, Monochrome, NoColor
+from textual.filter import LineFilter, NoColor
 from textual.pilot import Pilot
 from textual.timer import Timer
 
@@ -113,11 +113,11 @@ class Draftyard(App[None]):
         self._line_filters = [*([Ascii()] if ascii_only else []), *([NoColor()] if self.no_color else [])]
 
     def on_mount(self) -> None:
-        for screen in (RunsScreen(), HostsScreen(), SmokeScreen(), LaunchScreen()):
+        for screen in (RunsScreen(), HostsScreen(), SmokeScreen(), LaunchScreen(), RunScreen()):
             self.install_screen(screen, screen.NAME)
         self.push_screen(SCREENS[0])
         if self._first_run is not None:
-            self.push_screen(RunScreen(self._first_run))
+            self.open_run(self._first_run)
         self.set_interval(TICK_S, self.tick)
         if not self.is_headless:
             for number in (signal.SIGTERM, signal.SIGHUP):
@@ -140,8 +140,9 @@ class Draftyard(App[None]):
         self.reading.stop()
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        own = [line_filter for line_filter in super().get_line_filters() if not isinstance(line_filter, Monochrome)]
-        return [*own, *self._line_filters]
+        return (
+            self._line_filters
+        )  # of Textual's own, one mixes the terminal's colours into themes that have none of them
 
     def get_key_display(self, binding: Binding) -> str:
         shown = super().get_key_display(binding)
@@ -277,10 +278,15 @@ class Draftyard(App[None]):
             self.pop_screen()
         self.switch_screen(name)
 
+    def open_run(self, selector: str, tab: str = "overview") -> None:
+        """Everything about one run, above what is open."""
+        screen = self.get_screen(RunScreen.NAME, RunScreen)
+        screen.turn_to(selector, tab)
+        self.push_screen(screen)
+
     def action_copy_id(self) -> None:
         """Through the terminal's clipboard sequence (OSC 52), which also works over SSH."""
-        chosen = self.chosen()
-        if chosen is not None:
+        if (chosen := self.chosen()) is not None:
             self.copy_to_clipboard(chosen[0].id)
             self.notify(f"Copied {chosen[0].id}.", timeout=3)
 
@@ -317,8 +323,7 @@ class Draftyard(App[None]):
         return screen.chosen() if screen else None
 
     async def action_deed(self, name: str) -> None:
-        chosen = self.chosen()
-        if chosen is not None:
+        if (chosen := self.chosen()) is not None:
             await ask_and_do(self, name, chosen)
 
     def may_act(self) -> bool:
@@ -371,7 +376,8 @@ def run(
     a key of the settings that no screen has.
     """
     if run is not None:
-        run = _known(db_path, run)
+        with Reader(db_path) as reader:
+            run = reader.run(run).id
     is_printed = once or document is not None
     app = Draftyard(
         db_path, places=places, run=run, ascii_only=ascii or not speaks_unicode(), readonly=readonly or is_printed
@@ -389,12 +395,6 @@ def run(
     if app.crash is not None:
         sys.stderr.write(f"{crash_line(app.crash)}\n")
     if app.num_live:
-        runs = f"{counted(app.num_live, 'run')} {'goes' if app.num_live == 1 else 'go'}"
-        sys.stdout.write(f"{runs} on. Come back with: draftyard watch\n")
+        goes = "goes" if app.num_live == 1 else "go"
+        sys.stdout.write(f"{counted(app.num_live, 'run')} {goes} on. Come back with: draftyard watch\n")
     return app.return_code or 0
-
-
-def _known(db_path: Path, selector: str) -> str:
-    """The full id. Raises RunNotFound."""
-    with Reader(db_path) as reader:
-        return reader.run(selector).id

@@ -27,6 +27,9 @@ class Cell(NamedTuple):
     layer: int | None  # None: nothing drawn
 
 
+_EMPTY = Cell(" ", None)
+
+
 class Canvas:
     def __init__(self, width: int, height: int, *, ascii: bool = False) -> None:
         self.width, self.height, self._ascii = width, height, ascii
@@ -47,7 +50,7 @@ class Canvas:
                 previous = None
                 continue
             high_row = top - _row(axis.position(span.high), top)
-            low_row = top - _row(axis.position(span.low), top)
+            low_row = high_row if span.low == span.high else top - _row(axis.position(span.low), top)
             first, last = high_row, low_row
             if previous is not None:
                 first, last = min(first, previous[0] + 1), max(last, previous[1] - 1)
@@ -56,19 +59,18 @@ class Canvas:
 
     def _span(self, first: int, last: int, column: int, layer: int) -> None:
         """Dots of a column from row to row, a cell at a time: a band of noise is thousands of them."""
-        cell, side = divmod(column, 2)
+        cell, spans = column >> 1, _SPANS[column & 1]
         for line in range(first // 4, last // 4 + 1):
-            top, bottom = max(0, first - 4 * line), min(3, last - 4 * line)
-            self._dots[line][cell] |= _SPANS[side][top][bottom]
+            begin = 4 * line
+            self._dots[line][cell] |= spans[first - begin if first > begin else 0][
+                last - begin if last - begin < 3 else 3
+            ]
             self._layers[line][cell] = layer
 
     def rows(self) -> list[list[Cell]]:
         draw = _ascii_cell if self._ascii else _braille_cell
         return [
-            [
-                Cell(draw(dots) if dots else " ", layer if dots else None)
-                for dots, layer in zip(line, layers, strict=True)
-            ]
+            [Cell(draw(dots), layer) if dots else _EMPTY for dots, layer in zip(line, layers, strict=True)]
             for line, layers in zip(self._dots, self._layers, strict=True)
         ]
 

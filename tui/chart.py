@@ -92,29 +92,30 @@ def _plot_lines(
     above, below = _leaving(axis, traces)
     are_several = sum(meaning not in ("faint", "band") for meaning, _ in traces) > 1
     lines: list[Line] = []
+    places = _places_of_marks([meaning for meaning, _ in traces]) if are_several else {}
     for index, row in enumerate(rows):
+        marks = dict.fromkeys(above, "↑") if index == 0 else {}
+        if index == len(rows) - 1:
+            marks |= {**{cell: "↓" for cell in below if cell not in marks}, **dict.fromkeys(bad_cells, "×")}
         pieces: list[Piece] = [_label(axis, index, len(rows), unit, labels_width)]
         run, run_meaning = "", "text"
-        for column, cell in enumerate(row):
-            meaning = "text" if cell.layer is None else traces[cell.layer][0]
-            own = _own_mark(meaning, column) if are_several else ""
-            mark = "×" if index == len(rows) - 1 and column in bad_cells else ""
-            mark = mark or (
-                "↑" if index == 0 and column in above else "↓" if index == len(rows) - 1 and column in below else ""
-            )
-            meaning = "warn" if mark == "×" else "odd" if mark else meaning
+        for column, (char, layer) in enumerate(row):
+            meaning = "text" if layer is None else traces[layer][0]
+            if places:
+                char = places.get((meaning, column % MARK_EVERY), char)
+            if column in marks:
+                char, meaning = marks[column], "warn" if marks[column] == "×" else "odd"
             if meaning != run_meaning and run:
                 pieces.append((run, run_meaning))
                 run = ""
-            run, run_meaning = run + (mark or own or cell.char), meaning
+            run, run_meaning = run + char, meaning
         lines.append([*pieces, (run, run_meaning)])
     return lines
 
 
-def _own_mark(meaning: str, column: int) -> str:
+def _places_of_marks(meanings: Sequence[str]) -> dict[tuple[str, int], str]:
     """Every few cells a curve of several bears the mark of its legend, each at places of its own."""
-    place = SERIES.index(meaning) if meaning in MARKS else None
-    return "" if place is None or column % MARK_EVERY != 2 * place else MARKS[meaning]
+    return {(meaning, 2 * SERIES.index(meaning)): MARKS[meaning] for meaning in meanings if meaning in MARKS}
 
 
 def _leaving(axis: Axis, traces: Sequence[tuple[str, Trace]]) -> tuple[set[int], set[int]]:
@@ -151,11 +152,12 @@ def _title(title: str, unit: str, series: Sequence[Series], look: Look, traces: 
     shown = [one for one in series if not one.is_dimmed]
     pieces: list[Piece] = [(title, "strong")]
     if len(shown) == 1 and shown[0].samples:
-        at = _sample_at(shown[0].samples, look)
-        newest = shown[0].newest if look.crosshair is None and shown[0].newest is not None else at.mean
+        at = None if look.crosshair is None and shown[0].newest is not None else _sample_at(shown[0].samples, look)
+        newest = shown[0].newest if at is None else at.mean
+        assert newest is not None
         pieces += [(f"  {value(newest, unit=unit)}", shown[0].meaning)]
         pieces += [(f" {unit}", "muted")] if unit and unit != "bytes" else []
-        if look.crosshair is not None:
+        if at is not None and look.crosshair is not None:
             pieces += [(f"  step {count(at.step)}", "muted")]
     elif not shown or not any(one.samples for one in shown):
         pieces += [("  no values yet", "muted")]

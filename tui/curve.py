@@ -102,13 +102,13 @@ def smooth(samples: Sequence[Sample], weight: float) -> list[Sample]:
     """
     if weight <= 0:
         return list(samples)
-    total, norm, smoothed = 0.0, 0.0, []
+    total, norm, fresh, smoothed = 0.0, 0.0, 1 - weight, []
     for sample in samples:
         if not math.isfinite(sample.mean):
             smoothed.append(sample)
             continue
-        total = weight * total + (1 - weight) * sample.mean
-        norm = weight * norm + (1 - weight)
+        total = weight * total + fresh * sample.mean
+        norm = weight * norm + fresh
         mean = total / norm
         smoothed.append(Sample(sample.step, mean, mean, mean, sample.num_bad))
     return smoothed
@@ -116,33 +116,35 @@ def smooth(samples: Sequence[Sample], weight: float) -> list[Sample]:
 
 def means(samples: Sequence[Sample]) -> list[Sample]:
     """The same samples without their spread."""
-    return [sample._replace(low=sample.mean, high=sample.mean) for sample in samples]
+    return [Sample(step, mean, mean, mean, num_bad) for step, _, _, mean, num_bad in samples]
 
 
 def trace(samples: Sequence[Sample], window: Window, num_columns: int, *, is_log: bool = False) -> Trace:
     """One column per dot: the span of the samples that fall on it, joined by straight lines between neighbours."""
-    columns: list[Column | None] = [None] * num_columns
+    lows, highs = [math.inf] * num_columns, [-math.inf] * num_columns
     bad: set[int] = set()
     num_bad = num_hidden = 0
     scale = (num_columns - 1) / (window.last - window.first) if num_columns > 1 else 0.0
     previous: tuple[float, float] | None = None  # place and mean of the last finite sample, None after a gap
-    for sample in _visible(samples, window):
-        place = (sample.step - window.first) * scale
-        inside = 0 <= round(place) < num_columns
-        if sample.num_bad:
-            num_bad += sample.num_bad if inside else 0
-            bad.update([round(place)] if inside else [])
-        if not math.isfinite(sample.mean) or (is_log and sample.high <= 0):
-            num_hidden += inside and math.isfinite(sample.mean)
+    for step, low, high, mean, num_bad_within in _visible(samples, window):
+        place = (step - window.first) * scale
+        column = round(place)
+        inside = 0 <= column < num_columns
+        if num_bad_within and inside:
+            num_bad += num_bad_within
+            bad.add(column)
+        if not math.isfinite(mean) or (is_log and high <= 0):
+            num_hidden += inside and math.isfinite(mean)
             previous = None
             continue
-        if previous is not None:
-            _join(columns, previous, (place, sample.mean), is_log)
+        if previous is not None and column - round(previous[0]) > 1:
+            _join(lows, highs, previous, (place, mean), is_log)
         if inside:
-            low = max(sample.low, min(sample.mean, sample.high)) if is_log and sample.low <= 0 else sample.low
-            _widen(columns, round(place), low, sample.high)
-        previous = (place, sample.mean) if not is_log or sample.mean > 0 else None
-    return Trace(tuple(columns), frozenset(bad), num_bad, num_hidden)
+            low = max(low, min(mean, high)) if is_log and low <= 0 else low
+            lows[column], highs[column] = min(low, lows[column]), max(high, highs[column])
+        previous = (place, mean) if not is_log or mean > 0 else None
+    spans = (Column(low, high) if low <= high else None for low, high in zip(lows, highs, strict=True))
+    return Trace(tuple(spans), frozenset(bad), num_bad, num_hidden)
 
 
 def _visible(samples: Sequence[Sample], window: Window) -> Sequence[Sample]:
@@ -152,23 +154,19 @@ def _visible(samples: Sequence[Sample], window: Window) -> Sequence[Sample]:
     return samples[max(0, first - 1) : last + 2]
 
 
-def _join(columns: list[Column | None], start: tuple[float, float], end: tuple[float, float], is_log: bool) -> None:
+def _join(
+    lows: list[float], highs: list[float], start: tuple[float, float], end: tuple[float, float], is_log: bool
+) -> None:
     """A straight line between two samples, one value for each column strictly between them."""
     (x0, y0), (x1, y1) = start, end
-    first, last = max(round(x0) + 1, 0), min(round(x1), len(columns))
-    if first >= last:
-        return
+    first, last = max(round(x0) + 1, 0), min(round(x1), len(lows))
     if is_log:
         y0, y1 = math.log(y0), math.log(y1)
+    slope = (y1 - y0) / (x1 - x0)
     for column in range(first, last):
-        height = y0 + (y1 - y0) * (column - x0) / (x1 - x0)
+        height = y0 + slope * (column - x0)
         number = math.exp(height) if is_log else height
-        _widen(columns, column, number, number)
-
-
-def _widen(columns: list[Column | None], index: int, low: float, high: float) -> None:
-    known = columns[index]
-    columns[index] = Column(low, high) if known is None else Column(min(known.low, low), max(known.high, high))
+        lows[column], highs[column] = min(number, lows[column]), max(number, highs[column])
 
 
 def bulk(numbers: Iterable[float]) -> tuple[float, float]:

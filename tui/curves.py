@@ -45,6 +45,14 @@ class CurvesPane(Sheet):
 
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__(id=id, classes=classes, can_focus=True)
+        self._set_out()
+
+    def begin(self) -> None:
+        self._set_out()
+        super().begin()
+
+    def _set_out(self) -> None:
+        """Nothing chosen, nothing zoomed."""
         self._chosen = 0
         self._is_alone = False
         self._window: Window | None = None

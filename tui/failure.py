@@ -5,12 +5,15 @@ Also says it when nothing failed, so that the tab never lies empty. Pure drawing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.store.rows import FailureRow, RunRow, State
 from tui.answers import Answers
 from tui.detail import RunDetail
 from tui.facts import fact_lines
 from tui.fits import fit_lines
 from tui.pieces import BLANK, Line, heading, wrapped
+from tui.ranks import Rank
 from tui.runs_rows import never_started
 from tui.wording import count, gib, state_word
 
@@ -25,9 +28,10 @@ def failure_lines(detail: RunDetail, width: int) -> list[Line]:
         lines: list[Line] = [[(_nothing_failed(run), "good" if run.state is State.SUCCEEDED else "muted")]]
         return [*lines, *wrapped(run.evidence, width, "muted")] if run.evidence else lines
     first, *echoes = detail.failures
-    lines = _first_cause(first, detail.answers, width)
+    lines = _first_cause(first, _source(first, detail.ranks), detail.answers, width)
     for echo in echoes:
-        lines += [BLANK, heading(f"Also: {_kind(echo.kind)}", width, f"attempt {echo.attempt}, {echo.source}")]
+        told_by = _source(echo, detail.ranks)
+        lines += [BLANK, heading(f"Also: {_kind(echo.kind)}", width, f"attempt {echo.attempt}, {told_by}")]
         lines += wrapped(echo.message, width)
     if first.traceback:
         is_last_words = first.kind == _UNEXPLAINED
@@ -39,10 +43,16 @@ def failure_lines(detail: RunDetail, width: int) -> list[Line]:
     return lines
 
 
-def _first_cause(failure: FailureRow, answers: Answers, width: int) -> list[Line]:
+def _source(failure: FailureRow, ranks: Sequence[Rank]) -> str:
+    """Who told it; of a run over several hosts also where that was."""
+    host = next((rank.host for rank in ranks if failure.source == f"rank{rank.number}"), "")
+    return f"{failure.source} on {host}" if host else failure.source
+
+
+def _first_cause(failure: FailureRow, source: str, answers: Answers, width: int) -> list[Line]:
     where = [f"stage {failure.stage}"] if failure.stage else []
     where += [f"step {count(failure.step)}"] if failure.step is not None else []
-    where += [f"attempt {failure.attempt}", f"told by {failure.source}"]
+    where += [f"attempt {failure.attempt}", f"told by {source}"]
     lines: list[Line] = [
         [(_kind(failure.kind), "bad"), ("  " + ", ".join(where), "muted")],
         *wrapped(failure.message, width, "strong"),

@@ -13,13 +13,13 @@ from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.screen import Screen
 from textual.widget import Widget
 
 from orchestrator.store.rows import RunRow
 from tui.acting import offered
 from tui.editor import Finding, recipe_of
+from tui.painted import Bare, Rows
 from tui.pieces import Line, Piece, fitted, width_of, wrapped
 from tui.sheet import Sheet
 from tui.snapshot import Ask, Snapshot
@@ -31,7 +31,7 @@ LEAST_WIDTH, LEAST_HEIGHT = 60, 14
 LEAST_CRUMBS = 14  # cells of the top line that no fault takes
 
 
-class YardScreen(Screen[None]):
+class YardScreen(Screen[None], Bare):
     """A line on top, a body, a line of keys."""
 
     DEFAULT_CSS = """
@@ -52,6 +52,7 @@ class YardScreen(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self.snapshot: Snapshot | None = None
+        self._styled_for = ""  # a theme
         self._top = Sheet(id="top", classes="bar")
         self._trouble = Sheet(id="trouble")  # where the top line has no room for it
         self._keys = Sheet(id="keys", classes="bar")
@@ -86,18 +87,22 @@ class YardScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield self._top
         yield self._trouble
-        with Vertical(id="body"):
+        with Rows(id="body"):
             yield from self.body()
         yield self._keys
         yield self._small
 
     def on_mount(self) -> None:
+        self._styled_for = self.app.theme
         self._small.show(self._too_small)
         self._keys.show(lambda width, _: [self._keys_line(width)])
         self.show_top()
         self.app.ask_now()
 
-    def on_screen_resume(self) -> None:
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        # Textual would work out every style anew, a third of what it takes to come back; they follow the theme alone.
+        event.refresh_styles = self._styled_for != self.app.theme
+        self._styled_for = self.app.theme
         self.app.ask_after_paint()
 
     def take(self, snapshot: Snapshot) -> None:

@@ -18,7 +18,6 @@ from tui.home import HomeScreen
 from tui.launch_lines import choice_lines, refused
 from tui.ordering import TROUBLE, Offer, Planned, Standing, Wish, launch, offers, planned, refusal, smoke, standing
 from tui.pieces import Piece
-from tui.run import RunScreen
 from tui.sheet import Sheet
 from tui.snapshot import Ask, Snapshot
 from tui.table import Column, Table
@@ -35,7 +34,8 @@ PAUSE_S = 0.25  # typing settles before the values are checked
 class LaunchScreen(HomeScreen):
     NAME = "launch"
     DEFAULT_CSS = """
-    LaunchScreen #offers { width: 34%; min-width: 24; max-width: 48; border-right: solid $yard-line; }
+    LaunchScreen #offers { width: 34%; min-width: 23; max-width: 47; }
+    LaunchScreen #chosen { border-left: solid $yard-line; }
     LaunchScreen .row { height: 1; }
     LaunchScreen #form { height: auto; padding: 1 1 0 1; }
     LaunchScreen Label { width: 11; color: $yard-muted; }
@@ -65,7 +65,7 @@ class LaunchScreen(HomeScreen):
     def body(self) -> ComposeResult:
         with Horizontal():
             yield self._table
-            with Vertical():
+            with Vertical(id="chosen"):
                 with Vertical(id="form"):
                     for name, box in self._boxes.items():
                         with Horizontal(classes="row"):
@@ -198,7 +198,7 @@ class LaunchScreen(HomeScreen):
         if run_id is None:
             self.app.tell_from_thread("nothing is missing: the gate will pass")
         else:
-            self.app.call_from_thread(self.app.push_screen, RunScreen(run_id))
+            self.app.call_from_thread(self.app.open_run, run_id)
 
     # --------------------------------------------------------------- inner
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.widgets import Input
 
 from orchestrator.actions.log_text import ERRORS
@@ -20,13 +19,14 @@ from orchestrator.store.rows import State
 from tui.field import Field
 from tui.log_page import Found, LogAsk, LogPage, search_log
 from tui.log_sheet import LogSheet
+from tui.painted import Rows
 from tui.pieces import Line, Piece
 from tui.sheet import Sheet
 from tui.snapshot import Room, Snapshot
 from tui.wording import percent, sized
 
 
-class LogPane(Vertical):
+class LogPane(Rows):
     DEFAULT_CSS = """
     LogPane #log-state { height: 1; padding: 0 1; }
     LogPane LogSheet { padding: 0 1; }
@@ -48,13 +48,23 @@ class LogPane(Vertical):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
+        self._set_out()
+        self._state = Sheet(id="log-state")
+        self.body = LogSheet(id="log-lines", classes="scrolls")
+        self._box = Field(id="search", compact=True, placeholder="a regular expression, any case")
+
+    def begin(self) -> None:
+        """As when it was made: the log of another run."""
+        self._set_out()
+        self.body.begin()
+        self._box.remove_class("open")
+        self._state.redraw()
+
+    def _set_out(self) -> None:
         self._stream: str | None = None  # None: the one that says more, until a person chooses
         self._page: LogPage | None = None
         self._pattern = ""
         self._said = ""  # about the search
-        self._state = Sheet(id="log-state")
-        self.body = LogSheet(id="log-lines", classes="scrolls")
-        self._box = Field(id="search", compact=True, placeholder="a regular expression, any case")
 
     def compose(self) -> ComposeResult:
         yield self._state

@@ -18,6 +18,14 @@ class LogSheet(Sheet):
 
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__(id=id, classes=classes, can_focus=True)
+        self._set_out()
+
+    def begin(self) -> None:
+        self._set_out()
+        super().begin()
+
+    def _set_out(self) -> None:
+        """At the newest lines of no log yet."""
         self.is_following = True
         self.wanted: tuple[int | None, int | None] = (None, None)
         self._page: LogPage | None = None

@@ -14,9 +14,9 @@ from tui.curve import Sample
 from tui.detail import RunDetail
 from tui.overview import memory_lines
 from tui.pieces import BLANK, Line, beside, heading, meter
-from tui.ranks import rank_peak_lines, size_of
+from tui.ranks import Rank, fullest, newest_peaks, rank_peak_lines
 from tui.theme import SERIES
-from tui.wording import GIB, fit, gib, gpu_name, value
+from tui.wording import GIB, fit, gib, gpu_name, short_host, value
 
 CHART_HEIGHT = 9
 NAME_WIDTH = 24
@@ -80,9 +80,9 @@ def _components(plan: Mapping[str, Any], stage: Mapping[str, Any]) -> list[tuple
 def peak_lines(detail: RunDetail, width: int) -> list[Line]:
     """Measured peaks by stage, newest attempt, beside what the plan said of the stage."""
     lines: list[Line] = rank_peak_lines(detail.ranks, width) if detail.ranks else []
-    lines.append(heading("Measured", width, "peaks of each stage, GiB"))
-    newest = max((peak.attempt for peak in detail.peaks), default=0)
-    peaks = _of_one_rank([peak for peak in detail.peaks if peak.attempt == newest])
+    rank = fullest(detail.ranks)
+    lines.append(heading("Measured", width, f"{_of_rank(rank)}GiB" if rank else "peaks of each stage, GiB"))
+    peaks = newest_peaks(detail.peaks)
     if not peaks:
         return [*lines, [("No stage has reported its memory yet.", "muted")]]
     planned = {stage["name"]: stage["allocated_bytes"] for stage in (detail.plan or {}).get("stages") or ()}
@@ -95,10 +95,9 @@ def peak_lines(detail: RunDetail, width: int) -> list[Line]:
     return lines
 
 
-def _of_one_rank(peaks: Sequence[MemoryPeakRow]) -> Sequence[MemoryPeakRow]:
-    """Of several ranks the one that needed most, stage by stage; each one's largest is told beside it."""
-    fullest = max(peaks, key=size_of, default=None)
-    return [peak for peak in peaks if fullest is None or peak.rank == fullest.rank]
+def _of_rank(rank: Rank) -> str:
+    """Whose peaks these are: of several ranks each one's largest is told beside them."""
+    return f"rank {rank.number}{f' on {short_host(rank.host)}' if rank.host else ''}, by stage, "
 
 
 def water_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]:

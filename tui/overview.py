@@ -30,7 +30,7 @@ from tui.pieces import (
     meter,
     wrapped,
 )
-from tui.ranks import rank_lines
+from tui.ranks import newest_peaks, rank_lines
 from tui.snapshot import newest_samples
 from tui.wording import (
     age,
@@ -157,8 +157,7 @@ def memory_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Lin
         bar = meter(fraction, room, meaning, ascii_only=ascii_only)
         lines.append([(name, "muted"), *bar, (numbers, "text"), (used_share, "muted")])
     if not samples:
-        newest = max((peak.attempt for peak in detail.peaks), default=0)
-        for peak in [peak for peak in detail.peaks if peak.attempt == newest][-4:]:
+        for peak in newest_peaks(detail.peaks)[-4:]:
             size = peak.allocated_bytes or peak.driver_bytes or peak.reserved_bytes
             lines.append(field(peak.stage, [(gib(size), "strong"), (" peak", "muted")]))
     return lines if len(lines) > 1 else []

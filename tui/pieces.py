@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
-from rich.segment import Segment
-from rich.style import Style
-from textual.strip import Strip
 
 from orchestrator.actions.log_text import inert
 from tui.canvas import bar
-from tui.theme import Inks
 from tui.wording import fit
 
 Piece = tuple[str, str]  # text and meaning
@@ -46,14 +42,6 @@ def fitted(line: Line, width: int) -> list[Piece]:
     if room > 0:
         pieces.append((" " * room, "text"))
     return pieces
-
-
-def to_strip(line: Line, width: int, inks: Inks, *, base: Style) -> Strip:
-    """The line in colours. Control characters end here: nothing a name or a log holds reaches the terminal."""
-    segments = []
-    for text, meaning in line if width_of(line) <= width else fitted(line, width):
-        segments.append(Segment(inert(text), inks[meaning]))
-    return Strip(segments).adjust_cell_length(width).apply_style(base)
 
 
 def heading(title: str, width: int, note: str = "") -> Line:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RunDetail
 from tui.overview import memory_lines, state_lines
-from tui.pieces import BLANK, Line, beside, wrapped
-from tui.wording import fit
+from tui.pieces import BLANK, Line, beside, width_of, wrapped
 
 WIDE = 100  # cells from which on charts stand side by side
 METRICS = ("loss", "accuracy")
+
+
+EDGE: Line = (("│", "line"), ("  ", "text"))
+
+
+def beside_lines(detail: RunDetail, now_s: float, width: int, height: int, *, ascii_only: bool) -> list[Line]:
+    """With a line at its left, all the way down."""
+    lines = preview_lines(detail, now_s, width - width_of(EDGE), height, ascii_only=ascii_only)
+    return [[*EDGE, *line] for line in [*lines, *[BLANK] * (height - len(lines))]]
+
+
+def below_lines(detail: RunDetail, now_s: float, width: int, height: int, *, ascii_only: bool) -> list[Line]:
+    """With a line above it."""
+    return [[("─" * width, "line")], *preview_lines(detail, now_s, width, height - 1, ascii_only=ascii_only)]
 
 
 def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, ascii_only: bool) -> list[Line]:
@@ -21,16 +34,16 @@ def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, a
     if detail.failures:
         failure = detail.failures[0]
         cause, hint = wrapped(failure.message, width, "bad"), wrapped(failure.hint, width, "muted")
-        lines += [BLANK, *_at_most(4, cause), *_at_most(3, hint)]
+        lines += [BLANK, *at_most(4, cause), *at_most(3, hint)]
     memory = memory_lines(detail, width, ascii_only=ascii_only)
     lines += _charts(detail, width, height - len(lines) - len(memory) - 2, ascii_only=ascii_only)
     lines += [BLANK, *memory] if memory else []
     if run.why or run.note:
         lines += [BLANK, *wrapped(run.why or run.note, width, "muted")[:3]]
-    return [[(fit("", 0), "text"), *line] for line in lines[:height]]
+    return lines[:height]
 
 
-def _at_most(number: int, lines: list[Line]) -> list[Line]:
+def at_most(number: int, lines: list[Line]) -> list[Line]:
     """The run's own page has all of it; here it is said that there is more."""
     return lines if len(lines) <= number else [*lines[: number - 1], [("… enter shows the rest", "muted")]]
 

@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.actions.throughput import role_name, roles_of
 from orchestrator.store.rows import MemoryPeakRow, RunRow, SeriesRow
 from tui.pieces import BLANK, Line, Piece, heading, meter, wrapped
-from tui.wording import gib, percent, seconds, stage_word
+from tui.wording import gib, percent, seconds, short_host, stage_word
 
 WAITS_MUCH = 0.25  # of its time, from which on a rank's waiting stands out
 _TITLES = f"{'rank':<12}{'a batch':>9}{'waits':>8}  {'queue':<14}{'peak':>10}  in stage"
@@ -28,6 +28,7 @@ class Rank:
     queue_depth: float | None  # hidden states that are there, in batches; drafters have queues
     queue_capacity: float | None
     peak: MemoryPeakRow | None  # its largest
+    host: str = ""  # where it is, of a run over several hosts
 
     @property
     def wait_share(self) -> float | None:
@@ -50,14 +51,36 @@ def ranks_of(
     if len(numbers) < 2:
         return ()
     roles = roles_of(run, spec)
+    num_ranks = roles.num_ranks if roles else numbers[-1] + 1
     return tuple(
-        _rank(number, role_name(roles, number), told.get(number, {}), largest.get(number)) for number in numbers
+        _rank(
+            number,
+            role_name(roles, number),
+            told.get(number, {}),
+            largest.get(number),
+            host_of(run.hosts, number, num_ranks),
+        )
+        for number in numbers
     )
+
+
+def host_of(hosts: Sequence[str], rank: int, num_ranks: int) -> str:
+    """Where a rank is: every host has as many as any other, numbered one host after the other. Empty of a run on one."""
+    is_shared = len(hosts) > 1 and num_ranks % len(hosts) == 0 and rank < num_ranks
+    return hosts[rank * len(hosts) // num_ranks] if is_shared else ""
 
 
 def size_of(peak: MemoryPeakRow | None) -> int:
     """What the card had to have: the driver's number where it was told, else the allocator's."""
     return 0 if peak is None else peak.driver_bytes or peak.reserved_bytes or peak.allocated_bytes or 0
+
+
+def newest_peaks(peaks: Sequence[MemoryPeakRow]) -> list[MemoryPeakRow]:
+    """Of the newest attempt, stage by stage; of several ranks those of the one that needed most."""
+    newest = max((peak.attempt for peak in peaks), default=0)
+    own = [peak for peak in peaks if peak.attempt == newest]
+    most = max(own, key=size_of, default=None)
+    return [peak for peak in own if most is not None and peak.rank == most.rank]
 
 
 def rank_lines(ranks: Sequence[Rank], told: str, width: int, *, ascii_only: bool) -> list[Line]:
@@ -77,13 +100,18 @@ def rank_peak_lines(ranks: Sequence[Rank], width: int) -> list[Line]:
         peak = rank.peak
         sizes = (None,) * 3 if peak is None else (peak.allocated_bytes, peak.reserved_bytes, peak.driver_bytes)
         told = "".join(f"{gib(size, unit=False):>10}" for size in sizes)
-        lines.append([(f"{_name(rank):<12}", "text"), (told, "text"), (f"  {_stage(peak)}", "muted")])
+        lines.append([(f"{_name(rank):<12}", "text"), (told, "text"), (f"  {_stage(rank)}", "muted")])
     return [*lines, BLANK]
 
 
-def _rank(number: int, role: str, told: Mapping[str, float], peak: MemoryPeakRow | None) -> Rank:
+def fullest(ranks: Sequence[Rank]) -> Rank | None:
+    """The one that needed most."""
+    return max(ranks, key=lambda rank: size_of(rank.peak), default=None)
+
+
+def _rank(number: int, role: str, told: Mapping[str, float], peak: MemoryPeakRow | None, host: str) -> Rank:
     depth, capacity = told.get("queue_depth"), told.get("queue_capacity")
-    return Rank(number, role, told.get("step_s"), told.get("wait_s"), depth, capacity, peak)
+    return Rank(number, role, told.get("step_s"), told.get("wait_s"), depth, capacity, peak, host)
 
 
 def _row(rank: Rank, *, ascii_only: bool) -> Line:
@@ -97,7 +125,7 @@ def _row(rank: Rank, *, ascii_only: bool) -> Line:
         (f"{percent(share):>8}  ", meaning),
         *_queue(rank, ascii_only=ascii_only),
         (f"{peak:>10}", "text"),
-        (f"  {_stage(rank.peak)}", "muted"),
+        (f"  {_stage(rank)}", "muted"),
     ]
 
 
@@ -113,7 +141,11 @@ def _name(rank: Rank) -> str:
     return f"{rank.number} {rank.role}".rstrip()
 
 
-def _stage(peak: MemoryPeakRow | None) -> str:
+def _stage(rank: Rank) -> str:
+    """Of its peak, and the card: `backward, GPU 1`, `backward, pve-b GPU 1`."""
+    peak = rank.peak
     if peak is None:
         return ""
-    return stage_word(peak.stage) + ("" if peak.gpu is None else f", GPU {peak.gpu}")
+    card = "" if peak.gpu is None else f"GPU {peak.gpu}"
+    place = " ".join(word for word in (short_host(rank.host), card) if word)
+    return stage_word(peak.stage) + (f", {place}" if place else "")

@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
-from textual.widgets import ContentSwitcher
 
 from orchestrator.actions.history import MEMORY_REASONS
 from orchestrator.store.rows import RunRow, State
@@ -21,6 +20,7 @@ from tui.frame import YardScreen
 from tui.log import LogPane
 from tui.memory import memory_tab_lines
 from tui.overview import CHART_METRICS, overview_lines
+from tui.painted import Pages
 from tui.pieces import Line, Piece
 from tui.sheet import Sheet
 from tui.snapshot import Ask, CurvesAsk, Snapshot
@@ -34,7 +34,7 @@ class RunScreen(YardScreen):
     DEFAULT_CSS = """
     RunScreen #tabs { height: 1; padding: 0 1; }
     RunScreen .pane { padding: 1 1 0 1; }
-    RunScreen ContentSwitcher { height: 1fr; }
+    RunScreen Pages { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab,right_square_bracket", "next(1)", "next tab", key_display="tab", priority=True, id="run.next_tab"),
@@ -53,16 +53,28 @@ class RunScreen(YardScreen):
         Binding("l", "tab('log')", "log", show=False, id="run.log"),
     ]
 
-    def __init__(self, selector: str, *, tab: str = "overview") -> None:
+    NAME = "run"
+
+    def __init__(self) -> None:
         super().__init__()
-        self.selector = selector
-        self.tab = tab
+        self.selector = ""
+        self.tab = TABS[0]
         self._tabs = Sheet(id="tabs")
         self._curves = CurvesPane(id="curves", classes="pane")
         self._log = LogPane(id="log")
         self._page = Sheet(id="page", classes="pane scrolls", can_focus=True)  # of every other tab
         self._scrolled: dict[str, float] = {}  # how far each of those was
-        self._switcher = ContentSwitcher(initial=self._pane().id)
+        self._switcher = Pages(initial=self._pane().id)
+
+    def turn_to(self, selector: str, tab: str) -> None:
+        """Another run, nothing of the one before left. The screen is made once: making it was most of what opening took."""
+        self.selector, self.tab, self.snapshot, self._scrolled = selector, tab, None, {}
+        self._curves.begin()
+        self._log.begin()
+        self._page.begin()
+        if self.is_mounted:
+            self._show_tab()
+            self.show_top()
 
     def body(self) -> ComposeResult:
         yield self._tabs
@@ -73,7 +85,17 @@ class RunScreen(YardScreen):
 
     def on_mount(self) -> None:
         self._tabs.show(lambda _width, _height: [self._tabs_line()])
+        self._show_tab()
+
+    def _show_tab(self) -> None:
+        self._switcher.current = self._pane().id
+        self._tabs.redraw()
         self._focus_pane()
+
+    def take(self, snapshot: Snapshot) -> None:
+        """What was asked for before another run was turned to comes too late."""
+        if snapshot.ask.run == self.selector:
+            super().take(snapshot)
 
     def ask(self) -> Ask:
         curves = CurvesAsk(names=CHART_METRICS, buckets=240)
@@ -148,9 +170,7 @@ class RunScreen(YardScreen):
     def action_tab(self, name: str) -> None:
         self._scrolled[self.tab] = self._page.scroll_offset.y
         self.tab = name
-        self._switcher.current = self._pane().id
-        self._tabs.redraw()
-        self._focus_pane()
+        self._show_tab()
         if self.snapshot is not None:
             self.present(self.snapshot)
         if self._pane() is self._page:

@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
 from textual.widgets import Input
 
 from orchestrator.errors import DraftyardError
@@ -18,13 +17,13 @@ from orchestrator.units import counted
 from tui.compare import CompareScreen
 from tui.field import Field
 from tui.home import HomeScreen
-from tui.pieces import Piece, wrapped
-from tui.preview import preview_lines
-from tui.run import RunScreen
+from tui.painted import Columns
+from tui.pieces import Line, Piece, wrapped
+from tui.preview import at_most, below_lines, beside_lines
 from tui.runs_rows import COLUMNS, TROUBLE_COLUMNS, never_started, run_cells, trouble, trouble_cells
 from tui.sheet import Sheet
 from tui.snapshot import LIST_LIMIT, Ask, CurvesAsk, RunNumbers, Snapshot
-from tui.table import Cells, Table
+from tui.table import Cells, Table, whole_width
 
 # What `s` goes through: the word on the screen, and the reader's sort ("" is worst off first, ours).
 SORTS = (
@@ -37,21 +36,23 @@ SORTS = (
 )
 NO_RUNS = "No runs yet. Start one: draftyard launch RECIPE --host HOST"
 NARROW = 90  # below it the order is told instead of the number of runs
-PREVIEW_WIDTH = 130  # from this width on
+LEAST_BESIDE = 48  # cells that a list with all its columns must leave for the run to be shown beside it
+MOST_BESIDE = 0.36  # of the width
 HIGH, LEAST_BELOW = 34, 16  # lines of a screen, and of what its list leaves, from which on the run is shown below
 
 
 class RunsScreen(HomeScreen):
     NAME = "runs"
     DEFAULT_CSS = """
-    RunsScreen #preview { display: none; width: 36%; padding: 0 2; border-left: solid $yard-line; }
+    RunsScreen #preview { display: none; padding: 0 2 0 0; }
     RunsScreen.wide #preview { display: block; }
-    RunsScreen.below Horizontal { layout: vertical; }
-    RunsScreen.below #preview { display: block; width: 100%; height: 1fr; padding: 0 1; border-left: none; border-top: solid $yard-line; }
+    RunsScreen.below Columns { layout: vertical; }
+    RunsScreen.below #preview { display: block; height: 1fr; padding: 0 1; }
     RunsScreen #filter { display: none; height: 1; border: none; padding: 0 1; background: $yard-raised; }
     RunsScreen #filter.open { display: block; }
     RunsScreen #fault { display: none; padding: 0 1; background: $yard-raised; }
-    RunsScreen #fault.open { display: block; }
+    RunsScreen #cause { display: none; height: 2; padding: 0 1; background: $yard-raised; }
+    RunsScreen #fault.open, RunsScreen #cause.open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/", id="runs.filter"),
@@ -78,14 +79,16 @@ class RunsScreen(HomeScreen):
         self._table = Table(COLUMNS, empty=NO_RUNS, id="list")
         self._preview = Sheet(id="preview")
         self._fault = Sheet(id="fault")  # of the filter, whole
+        self._cause = Sheet(id="cause")  # of the run under the cursor, where the list cuts it and nothing else says it
         self._box = Field(
             id="filter", compact=True, select_on_focus=False, placeholder="status:failed loss<2 since:7d host:pve*"
         )
 
     def body(self) -> ComposeResult:
-        with Horizontal():
+        with Columns():
             yield self._table
             yield self._preview
+        yield self._cause
         yield self._fault
         yield self._box
 
@@ -105,6 +108,10 @@ class RunsScreen(HomeScreen):
         )
 
     def present(self, snapshot: Snapshot) -> None:
+        self._present_list(snapshot)
+        self._present_preview(snapshot)
+
+    def _present_list(self, snapshot: Snapshot) -> None:
         self._rows = self._sorted(snapshot)
         keys = [run.id for run in self._rows]
 
@@ -119,14 +126,16 @@ class RunsScreen(HomeScreen):
         self._table.set_rows(keys, draw, empty=self._empty_words())
         if (self._place_preview() or not had_cursor) and keys and self._has_preview:
             self.app.ask_now()  # now that there is a run under the cursor
+        self._tell_cause()
+
+    def _present_preview(self, snapshot: Snapshot) -> None:
         detail = snapshot.detail
         if detail is None:
             self._preview.show(lambda _width, _height: ())
         else:
+            lines_of = below_lines if self.has_class("below") else beside_lines
             self._preview.show(
-                lambda width, height: preview_lines(
-                    detail, snapshot.at_s, width, height, ascii_only=self.app.ascii_only
-                )
+                lambda width, height: lines_of(detail, snapshot.at_s, width, height, ascii_only=self.app.ascii_only)
             )
 
     def told(self) -> Sequence[Piece]:
@@ -144,7 +153,9 @@ class RunsScreen(HomeScreen):
         return pieces
 
     def on_resize(self, event: events.Resize) -> None:
-        self.set_class(event.size.width >= PREVIEW_WIDTH, "wide")
+        beside = min(event.size.width - whole_width(COLUMNS), round(event.size.width * MOST_BESIDE))
+        self.set_class(beside >= LEAST_BESIDE, "wide")
+        self._preview.styles.width = beside if self.has_class("wide") else "100%"
         self._place_preview()
         self.app.ask_now()
 
@@ -163,8 +174,9 @@ class RunsScreen(HomeScreen):
         self._sort = (self._sort + direction) % len(SORTS)
         self._table.set_columns(TROUBLE_COLUMNS if self._is_by_trouble else COLUMNS)
         self._table.to_top()
+        self._tell_cause()
         if self.snapshot is not None:
-            self.present(self.snapshot)  # the rows there are, until the new order has been read
+            self._present_list(self.snapshot)  # the rows there are, until the new order has been read
         self.show_top()
         self.app.ask_after_paint()
 
@@ -195,7 +207,7 @@ class RunsScreen(HomeScreen):
 
     def action_open(self, tab: str) -> None:
         if self._table.cursor_key is not None:
-            self.app.push_screen(RunScreen(self._table.cursor_key, tab=tab))
+            self.app.open_run(self._table.cursor_key, tab)
 
     def can_go_back(self) -> bool:
         return bool(self._where or self._table.marks) or self._box.has_class("open")
@@ -208,7 +220,7 @@ class RunsScreen(HomeScreen):
         failed = [run for run in self._rows if run.state is State.FAILED]
         if failed:
             last = max(failed, key=lambda run: (not never_started(run), run.created_s))
-            self.app.push_screen(RunScreen(last.id, tab="failure"))
+            self.app.open_run(last.id, "failure")
         else:
             self.app.notify("No run in this list has failed.", timeout=4)
 
@@ -243,10 +255,11 @@ class RunsScreen(HomeScreen):
 
     @on(Table.Opened)
     def open_run(self, event: Table.Opened) -> None:
-        self.app.push_screen(RunScreen(event.key))
+        self.app.open_run(event.key)
 
     @on(Table.Moved)
     def moved(self, event: Table.Moved) -> None:
+        self._tell_cause()
         near_end = self._table.cursor > len(self._rows) - 100
         if near_end and self._limit is not None and len(self._rows) >= self._limit:
             self._limit *= 4
@@ -276,6 +289,19 @@ class RunsScreen(HomeScreen):
         self.set_class(is_below, "below")
         self._table.styles.height = len(self._rows) + 2 if is_below else "1fr"
         return is_new
+
+    def _tell_cause(self) -> None:
+        """What is wrong with the run under the cursor, on two lines; on more its own page says it."""
+        is_needed = self._is_by_trouble and not self._has_preview
+        self._cause.set_class(is_needed, "open")
+        if is_needed:
+            chosen = self.chosen()
+            self._cause.show(lambda width, _height: () if chosen is None else self._cause_lines(chosen[0], width))
+
+    def _cause_lines(self, run: RunRow, width: int) -> list[Line]:
+        assert self.snapshot is not None
+        numbers = self.snapshot.numbers.get(run.id, RunNumbers())
+        return at_most(2, wrapped(trouble(run, numbers, self.snapshot.at_s)[1], width))
 
     def _judge(self, text: str) -> None:
         """What is wrong with the filter stands above it, whole."""

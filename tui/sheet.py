@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from rich.style import Style
+from rich.segment import Segment
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tui.pieces import BLANK, Line, to_strip
-from tui.theme import INKS
+from tui.painted import Inked, Painted, segments
+from tui.pieces import BLANK, Line
 
 Draw = Callable[[int, int], Sequence[Line]]  # width, height -> lines
 
@@ -22,7 +21,7 @@ def _nothing(_width: int, _height: int) -> Sequence[Line]:
     return ()
 
 
-class Sheet(ScrollView):
+class Sheet(Painted):
     """Shows what `draw` returns; only lines that differ from the screen are painted again."""
 
     DEFAULT_CSS = """
@@ -44,7 +43,12 @@ class Sheet(ScrollView):
         self._draw: Draw = _nothing
         self.lines: Sequence[Line] = ()
         self._drawn_for: Size | None = None  # the size that the lines were drawn for
-        self._ground: Style | None = None  # of the lines painted now
+
+    def begin(self) -> None:
+        """Empty, as when it was made."""
+        self._draw, self.lines, self._drawn_for = _nothing, (), None
+        self.scroll_to(y=0, animate=False, force=True, immediate=True)
+        self.refresh()
 
     def show(self, draw: Draw) -> None:
         """Draws with this function from now on, at once and at every new size."""
@@ -52,7 +56,6 @@ class Sheet(ScrollView):
         self.redraw()
 
     def redraw(self) -> None:
-        before = self.lines
         width, height = room = self.scrollable_content_region.size
         if not width:
             self._drawn_for = None
@@ -61,29 +64,22 @@ class Sheet(ScrollView):
         size = Size(width, len(self.lines))
         if size != self.virtual_size:
             self.virtual_size = size
-        top = self.scroll_offset.y
-        for y in range(height):
-            row = y + top
-            old = before[row] if row < len(before) else BLANK
-            new = self.lines[row] if row < len(self.lines) else BLANK
-            if old != new:
-                self.refresh(Region(0, y, width, 1))
+        self.repaint_changed()
 
     def on_resize(self, _: events.Resize) -> None:
         self.redraw()
         self.refresh()
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Textual works out the ground anew whenever it is asked: once for all lines is a third less for each."""
-        self._ground = None
         room = self.scrollable_content_region.size
         if room.width and self._drawn_for is None:  # a screen is painted first, and told its size then
             self.lines, self._drawn_for = self._draw(room.width, room.height), room
         return super().render_lines(crop)
 
-    def render_line(self, y: int) -> Strip:
+    def said(self, y: int) -> object:
         row = y + self.scroll_offset.y
-        line = self.lines[row] if row < len(self.lines) else BLANK
-        width = self.scrollable_content_region.width
-        self._ground = self._ground or self.rich_style
-        return to_strip(line, width, INKS[self.app.theme], base=self._ground)
+        return self.lines[row] if row < len(self.lines) else BLANK
+
+    def painted(self, y: int, width: int, inks: Inked) -> list[Segment]:
+        row = y + self.scroll_offset.y
+        return segments(self.lines[row] if row < len(self.lines) else BLANK, width, inks)

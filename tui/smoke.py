@@ -17,7 +17,6 @@ from orchestrator.actions.rungs import ladder
 from tui.home import HomeScreen
 from tui.ordering import TROUBLE, Wish, refusal, smoke, told_again
 from tui.pieces import Piece
-from tui.run import RunScreen
 from tui.sheet import Sheet
 from tui.smoke_rows import Row, columns, row_cells, rows_of, rung_lines, rung_names
 from tui.snapshot import Ask, Snapshot
@@ -117,7 +116,7 @@ class SmokeScreen(HomeScreen):
         item = row.rungs.get(self._names[self._rung]) if row else None
         run_id = row.climbing.id if row and row.climbing else item.run_id if item else None
         if run_id is not None:
-            self.app.push_screen(RunScreen(run_id))
+            self.app.open_run(run_id)
 
     def _chosen(self) -> Row | None:
         return self._rows[self._table.cursor] if self._rows else None

@@ -13,16 +13,13 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
 
 from orchestrator.actions.log_text import inert
-from tui.theme import INKS, Inks
+from tui.painted import Inked, Painted, segments
 from tui.wording import fit
 
 Piece = tuple[str, str]  # text and meaning
@@ -38,7 +35,12 @@ class Column:
     least: int = 16  # of the column that takes the rest
 
 
-class Table(ScrollView, can_focus=True):
+def whole_width(columns: Sequence[Column]) -> int:
+    """Cells of a table that shows all of them: a sign before them, a blank behind each, the scroll bar."""
+    return 2 + sum((column.width or column.least) + 1 for column in columns)
+
+
+class Table(Painted, can_focus=True):
     """Rows by key, a cursor that stays on its key, marks beside it."""
 
     DEFAULT_CSS = """
@@ -72,8 +74,6 @@ class Table(ScrollView, can_focus=True):
         self._draw: Callable[[int], Cells] = lambda _: ()
         self._cells: dict[tuple[int, bool], Cells] = {}  # of the rows there are now, and under the cursor
         self._placed: tuple[tuple[int, Sequence[Column]], list[Column]] | None = None
-        self._ground: Style | None = None  # of the lines painted now
-        self._seen: dict[int, tuple[object, ...]] = {}  # screen line -> what was drawn there
         self.cursor_key: str | None = None
         self.cursor = 0
         self.marks: set[str] = set()
@@ -95,12 +95,11 @@ class Table(ScrollView, can_focus=True):
         if self.virtual_size != size:
             self.virtual_size = size
         self._place(self.cursor)
-        self._refresh_changed()
+        self.repaint_changed()
 
     def set_columns(self, columns: Sequence[Column]) -> None:
         self._all_columns = tuple(columns)
         self._cells.clear()
-        self._seen.clear()
         self.refresh()
 
     def to_top(self) -> None:
@@ -110,7 +109,6 @@ class Table(ScrollView, can_focus=True):
 
     def on_resize(self, _: events.Resize) -> None:
         self.virtual_size = Size(self._width, len(self._keys) + 1)
-        self._seen.clear()
         self._scroll_to_cursor()
 
     def action_move(self, by: int) -> None:
@@ -129,7 +127,6 @@ class Table(ScrollView, can_focus=True):
     def sign(self, key: str | None, letter: str) -> None:
         """The one row of this key bears the letter."""
         self._signed = (key, letter)
-        self._seen.clear()
         self.refresh()
 
     def toggle_mark(self) -> None:
@@ -137,7 +134,6 @@ class Table(ScrollView, can_focus=True):
         if self.cursor_key is None:
             return
         self.marks ^= {self.cursor_key}
-        self._seen.clear()
         self.refresh()
         self.action_move(1)
 
@@ -152,7 +148,7 @@ class Table(ScrollView, can_focus=True):
         before = self.cursor_key
         self._place(index)
         self._scroll_to_cursor()
-        self._refresh_changed()
+        self.repaint_changed()
         if self.cursor_key != before:
             self.post_message(self.Moved(self, self.cursor_key))
 
@@ -167,24 +163,16 @@ class Table(ScrollView, can_focus=True):
         top = self.scroll_offset.y
         target = min(max(top, self.cursor - room + 1), self.cursor)
         if target != top:
-            self._seen.clear()
             self.scroll_to(y=target, animate=False, force=True, immediate=True)
 
-    def _refresh_changed(self) -> None:
-        """Draws again only the lines whose content differs from what is on the screen."""
-        width, has_focus = self._width, self.has_focus
-        for y in range(self.size.height):
-            if self._seen.get(y) != self._content(y, width, has_focus):
-                self.refresh(Region(0, y, width, 1))
-
-    def _content(self, y: int, width: int, has_focus: bool) -> tuple[object, ...]:
+    def said(self, y: int) -> object:
         if y == 0:
-            return ("head", width)
+            return self._all_columns
         row = y - 1 + self.scroll_offset.y
         if row >= len(self._keys):
-            return ("blank", len(self._keys), self._empty)
-        key = self._keys[row]
-        return (key, self._cells_of(row), row == self.cursor, has_focus, key in self.marks, width)
+            return (len(self._keys), self._empty)
+        is_cursor = row == self.cursor
+        return (self._before(row), is_cursor, self._cells_of(row), self._all_columns)
 
     def _cells_of(self, row: int) -> Cells:
         place = (row, row == self.cursor)
@@ -192,54 +180,29 @@ class Table(ScrollView, can_focus=True):
             self._cells[place] = tuple(tuple(cell) for cell in self._draw(row))
         return self._cells[place]
 
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
-        self._seen.clear()
-
     def on_focus(self) -> None:
-        self._refresh_changed()
+        self.repaint_changed()
 
     def on_blur(self) -> None:
-        self._refresh_changed()
+        self.repaint_changed()
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        """Textual works out the ground anew whenever it is asked, so it is asked once for all lines, not for each."""
-        self._ground = None
-        return super().render_lines(crop)
-
-    def render_line(self, y: int) -> Strip:
-        inks, width = INKS[self.app.theme], self._width
-        self._seen[y] = self._content(y, width, self.has_focus)
+    def painted(self, y: int, width: int, inks: Inked) -> list[Segment]:
         if y == 0:
-            return self._strip([(_aligned(column.title, column), inks["faint"]) for column in self._columns()], None)
+            head = [(_aligned(column.title, column), "faint") for column in self._columns()]
+            return segments([(" ", "faint"), *head], width, inks)
         row = y - 1 + self.scroll_offset.y
         if row >= len(self._keys):
-            text = f"   {self._empty}" if not self._keys and y == 2 else ""
-            return Strip([Segment(fit(text, width), inks["muted"])], width).apply_style(self._own_ground)
-        return self._row_strip(row, inks)
+            return segments([(f"   {self._empty}", "muted")] if not self._keys and y == 2 else (), width, inks)
+        pieces: list[Piece] = [(self._before(row), "accent")]
+        for column, cell in zip(self._columns(), self._kept_cells(row), strict=True):
+            pieces += _cell(cell, column)
+        return segments(pieces, width, inks.on("cursor_ground") if row == self.cursor else inks)
 
-    @property
-    def _own_ground(self) -> Style:
-        self._ground = self._ground or self.rich_style
-        return self._ground
-
-    def _row_strip(self, row: int, inks: Inks) -> Strip:
-        key, is_cursor = self._keys[row], row == self.cursor
-        cells = self._cells_of(row)
-        styled: list[tuple[str, Style]] = []
-        for column, pieces in zip(self._columns(), self._kept(cells), strict=True):
-            styled += _cell(pieces, column, inks)
-        letter = self._signed[1] if key == self._signed[0] else "▌" if is_cursor and self.has_focus else " "
-        mark = ("●" if key in self.marks else letter, inks["accent"])
-        return self._strip(styled, inks["cursor_ground"] if is_cursor else None, mark)
-
-    def _strip(
-        self, pieces: list[tuple[str, Style]], ground: Style | None, mark: tuple[str, Style] | None = None
-    ) -> Strip:
-        segments = [Segment(mark[0], mark[1]) if mark else Segment(" ")]
-        segments += [Segment(text, style) for text, style in pieces]
-        strip = Strip(segments).adjust_cell_length(self._width)
-        return strip.apply_style(self._own_ground + ground if ground else self._own_ground)
+    def _before(self, row: int) -> str:
+        """The sign before a row: its mark, its letter, the cursor."""
+        key = self._keys[row]
+        letter = self._signed[1] if key == self._signed[0] else "▌" if row == self.cursor and self.has_focus else " "
+        return "●" if key in self.marks else letter
 
     def _columns(self) -> list[Column]:
         """The columns there is room for, the one that takes the rest with its width."""
@@ -257,23 +220,26 @@ class Table(ScrollView, can_focus=True):
             column if column.width else Column(column.title, max(rest, 1), column.right, column.rank) for column in kept
         ]
 
-    def _kept(self, cells: Cells) -> list[Sequence[Piece]]:
+    def _kept_cells(self, row: int) -> list[Sequence[Piece]]:
+        """Those of the columns there is room for."""
         titles = {column.title for column in self._columns()}
-        return [cell for column, cell in zip(self._all_columns, cells, strict=True) if column.title in titles]
+        cells = zip(self._all_columns, self._cells_of(row), strict=True)
+        return [cell for column, cell in cells if column.title in titles]
 
 
 def _aligned(text: str, column: Column) -> str:
     return fit(inert(text), column.width, right=column.right) + " "
 
 
-def _cell(pieces: Sequence[Piece], column: Column, inks: Inks) -> list[tuple[str, Style]]:
-    """The pieces cut or padded to the column's width; text from outside cannot act on the terminal."""
-    styled, room = [], column.width
+def _cell(pieces: Sequence[Piece], column: Column) -> list[Piece]:
+    """The pieces cut or padded to the column's width, and a blank behind it."""
+    cut, room = [], column.width
     for text, meaning in pieces:
         safe = inert(text)
-        if cell_len(safe) > room:
-            safe = fit(safe, room)
-        room -= cell_len(safe)
-        styled.append((safe, inks[meaning]))
-    padding = (" " * room, Style.null())
-    return [padding, *styled, (" ", Style.null())] if column.right else [*styled, padding, (" ", Style.null())]
+        size = cell_len(safe)
+        if size > room:
+            safe, size = fit(safe, room), room
+        room -= size
+        cut.append((safe, meaning))
+    padding = (" " * room, "text")
+    return [padding, *cut, (" ", "text")] if column.right else [*cut, padding, (" ", "text")]

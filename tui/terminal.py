@@ -58,7 +58,9 @@ class Terminal(LinuxDriver):
                 text = decode(piece)
                 self._send(parser.feed(text) if text else ())
                 self._send(parser.tick())
-                wait_s = escape_s if is_ready else IDLE_S
+                wait_s = (
+                    min(escape_s, IDLE_S) if is_ready else IDLE_S
+                )  # the parser knows when; the way out waits for us
 
     def _send(self, events: Iterable[Message]) -> None:
         for event in events:

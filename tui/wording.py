@@ -197,8 +197,12 @@ HOST_CELLS = 16  # of a host's name before its GPU
 def gpu_name(run: RunRow, gpu: int) -> str:
     """`GPU 3`; of a run over several hosts with the host that it is in: `box2 GPU 3`."""
     host, index = card_of(run.hosts, gpu)
-    short = host if cell_len(host) <= HOST_CELLS else fit(host, HOST_CELLS)
-    return f"{short} GPU {index}" if run.more_hosts else f"GPU {index}"
+    return f"{short_host(host)} GPU {index}" if run.more_hosts else f"GPU {index}"
+
+
+def short_host(host: str) -> str:
+    """A host's name where something must stand behind it."""
+    return host if cell_len(host) <= HOST_CELLS else fit(host, HOST_CELLS)
 
 
 def hosts_told(run: RunRow, gpus: Iterable[int]) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import os
 import re
 import time
@@ -39,14 +40,49 @@ def _without_lines(text: str) -> str:
     return re.sub(r"((?:spec\.py|\.yaml):)\d+", r"\1", text)
 
 
+_CELL, _LINE, _BASE = (
+    12.2,
+    24.4,
+    18.5,
+)  # a cell in Textual's pictures: its width, its height, its top above the baseline
+_DOT = 3.4
+_PLACES = (
+    (0, 0),
+    (0, 1),
+    (0, 2),
+    (1, 0),
+    (1, 1),
+    (1, 2),
+    (0, 3),
+    (1, 3),
+)  # column and row of each bit of a braille sign
+_CURVE = re.compile(r'<text class="([^"]*)" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*[\u2800-\u28ff][^<]*)</text>')
+
+
 def picture(app: Draftyard) -> str:
     """The screen as SVG that needs no font from elsewhere."""
     svg = app.export_screenshot(title="draftyard watch")
     svg = svg.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some viewers trim blanks at the ends of a text
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    svg = _CURVE.sub(_as_dots, svg)
     return re.sub(
         r"font-family: ?Fira Code[^;]*;", "font-family: 'Fira Code', Menlo, 'DejaVu Sans Mono', monospace;", svg
     )
+
+
+def _as_dots(text: re.Match[str]) -> str:
+    """Curves as the dots they are: few fonts for code have braille signs, and those of another font are wider than a cell."""
+    ink, left, base, content = text[1], float(text[2]), float(text[3]), html.unescape(text[4])
+    top, dots = base - _BASE, ""
+    for number, sign in enumerate(content):
+        bits = ord(sign) - 0x2800 if "\u2800" <= sign <= "\u28ff" else 0
+        for bit, (column, row) in enumerate(_PLACES):
+            if bits >> bit & 1:
+                x = left + _CELL * (number + 0.25 + column / 2) - _DOT / 2
+                dots += f"M{x:.1f} {top + _LINE * (row + 0.5) / 4 - _DOT / 2:.1f}h{_DOT}v{_DOT}h-{_DOT}z"
+    others = re.sub("[\u2800-\u28ff]", "\u00a0", content)
+    rest = text[0].replace(text[4], html.escape(others)) if others.strip() else ""
+    return f'<path class="{ink}" d="{dots}"/>{rest}'
 
 
 @asynccontextmanager

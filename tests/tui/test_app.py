@@ -79,13 +79,13 @@ async def test_nothing_new_means_nothing_drawn_again(open_app: Open) -> None:
     async with opened(app) as pilot:
         drawn: list[int] = []
         table = app.screen.query_one("#list", Table)
-        original = table.render_line
+        original = table.painted
 
-        def counted(y: int) -> Any:
+        def counted(y: int, *sizes: Any) -> Any:
             drawn.append(y)
-            return original(y)
+            return original(y, *sizes)
 
-        table.render_line = counted  # type: ignore[method-assign]
+        table.painted = counted  # type: ignore[method-assign]
         for _ in range(5):
             app.tick()
             await app.settle(pilot)
@@ -98,13 +98,13 @@ async def test_a_changed_run_redraws_its_own_line_alone(yard_copy: Path, open_ap
     async with opened(app) as pilot:
         table = app.screen.query_one("#list", Table)
         drawn: list[int] = []
-        original = table.render_line
+        original = table.painted
 
-        def counted(y: int) -> Any:
+        def counted(y: int, *sizes: Any) -> Any:
             drawn.append(y)
-            return original(y)
+            return original(y, *sizes)
 
-        table.render_line = counted  # type: ignore[method-assign]
+        table.painted = counted  # type: ignore[method-assign]
         with Store(yard_copy, clock=lambda: NOW_S) as store:
             store.set_state(LIVE, State.STOPPING, reason="user", evidence="asked to stop")
         app.tick()
@@ -427,3 +427,28 @@ async def test_help_lists_the_keys_of_the_screen_below(open_app: Open) -> None:
     assert "Filter" in words
     assert "Compare" in words
     assert "failed, out of memory" in words
+
+
+async def test_a_run_is_opened_with_nothing_of_the_one_before(open_app: Open) -> None:
+    """One screen shows every run: neither its tab, nor a zoom, a search, or an answer that comes late may stay."""
+    app = open_app()
+    async with opened(app, "j", "enter", "2", "z", "L", "left", size=(120, 40)) as pilot:
+        late = app.shown
+        await press(app, pilot, "4", "slash", *"zzz", "enter")
+        for _ in range(3):
+            await press(app, pilot, "escape")
+        await press(app, pilot, "j", "j")
+        await press(app, pilot, "enter")
+        assert late is not None
+        app.screen.take(late)  # type: ignore[attr-defined]
+        overview = screen_text(app)
+        await press(app, pilot, "2")
+        curves = screen_text(app)
+        await press(app, pilot, "4")
+        log = screen_text(app)
+
+    assert "qwen27b/ddtree" not in overview
+    assert "O failed  gpu oom" in overview
+    assert "log" not in curves.splitlines()[3]
+    assert "grad_norm" in curves  # the grid, not one chart alone
+    assert "zzz" not in log

@@ -10,11 +10,12 @@ import pytest
 from orchestrator.actions.places import find_places
 from orchestrator.actions.throughput import roles_told
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import Document, State
+from orchestrator.store.rows import Document, FailureRow, State
 from tests.tui.golden import opened, press, shown
 from tests.tui.world import GIB, NOW_S, SPEC, Writer, Yard, steps
 from tui.app import Draftyard
 from tui.detail import RunDetail, read_detail
+from tui.failure import failure_lines
 from tui.memory import peak_lines
 from tui.overview import overview_lines
 from tui.pieces import fitted, text_of, width_of
@@ -111,13 +112,26 @@ def test_over_two_hosts_each_has_drafters_and_targets_of_its_own(tmp_path: Path)
                 {"step_s": 0.9, "wait_s": 0.0, "queue_depth": 8.0} if rank % 4 < 2 else {"step_s": 0.3, "wait_s": 0.1}
             )
             own = [("metrics", BEGAN_S + step, {"step": step, "values": told}) for step in range(1, 11)]
-            Writer(yard.store, run, name=f"rank{rank}").tell(own)
+            peak = {"stage": "backward", "gpu": rank % 4, "driver_bytes": (60 + rank) * GIB}
+            Writer(yard.store, run, name=f"rank{rank}").tell([*own, ("memory", BEGAN_S + 60, peak)])
+        failure = FailureRow(
+            run_id=run, attempt=1, kind="gpu_oom", message="asked for 11 GiB", hint="", source="rank6",
+            stage="backward", step=3, traceback="", facts={}, at_s=NOW_S, is_first_cause=True,
+        )  # fmt: skip
+        yard.store.replace_failures(run, 1, [failure])
     detail = detail_of(tmp_path / "runs.db")
 
     rows = text_of(rank_lines(detail.ranks, detail.roles_told, 100, ascii_only=False)).splitlines()[-8:]
 
     role = ["drafter", "drafter", "target", "target"] * 2
     assert [row.split()[:2] for row in rows] == [[str(rank), role[rank]] for rank in range(8)]
+    # A GPU 0 there is on each of the two: what a rank held at most says on which.
+    places = [f"pve-{'a' if rank < 4 else 'b'} GPU {rank % 4}" for rank in range(8)]
+    assert [row.rsplit(", ", 1)[1] for row in rows] == places
+    memory = text_of(peak_lines(detail, 78))
+    assert "rank 7 on pve-b, by stage, GiB" in memory
+    assert all(f"backward, {place}" in memory for place in places)
+    assert "told by rank6 on pve-b" in text_of(failure_lines(detail, 78))
     assert "a target rank 200 ms and a drafter rank 900 ms" in detail.roles_told
 
 
