@@ -141,7 +141,7 @@ def test_a_record_spoiled_in_the_middle_costs_itself_alone_and_is_said(made: Pat
 def test_imports_of_one_folder_at_once_leave_one_run_with_everything_once(made: Path, tmp_path: Path) -> None:
     folder = copy_of(made, tmp_path)
     log = RunDir(folder).attempt(1).stdout_log
-    log.write_bytes(bytes(range(256)) * 200_000)  # several reads long
+    log.write_bytes(bytes(range(256)) * 60_000)  # several reads long
     words = [sys.executable, "-m", "orchestrator.cli", "import", str(folder), "--db", str(tmp_path / "runs.db")]
 
     running = [subprocess.Popen(words, cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]

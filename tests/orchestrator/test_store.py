@@ -242,7 +242,7 @@ def _write_until_killed(path: Path, acknowledged: Connection) -> None:
             acknowledged.send(step)
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_killed_writer_loses_no_row_it_had_acknowledged(store: Store, rounds: int) -> None:
     started(store)
     store.close()

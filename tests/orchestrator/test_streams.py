@@ -236,7 +236,7 @@ class Cut(LocalShell):
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=12))
 def test_a_link_cut_after_any_number_of_bytes_changes_nothing(budgets: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
