@@ -29,7 +29,8 @@ from typing import Any
 TRY_S = 5.0
 SIGN_OF_LIFE_S = 0.25  # when it cannot be printed, whoever asked has gone
 SIOCGIFCONF, IFREQ_BYTES, MOST_ADDRESSES = 0x8912, 40, 256  # netdevice(7): a name of 16 bytes, then a sockaddr
-SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40
+SIOCGIFFLAGS, IFF_UP, IFF_RUNNING = 0x8913, 0x1, 0x40
+GONE, DOWN, NO_LINK = "is gone", "is down", "has no link"
 
 
 def addresses() -> list[dict[str, Any]]:
@@ -50,15 +51,23 @@ def _interfaces() -> list[tuple[str, str]]:
 
 
 def trouble(interface: str) -> str | None:
-    """What keeps an interface of this host from leading anywhere: gone, or down; None where it is up and has a link."""
-    if interface not in (name for _, name in socket.if_nameindex()):
-        return "is gone"
+    """What keeps an interface of this host from leading anywhere: GONE, DOWN, or, as where the other end is down, NO_LINK.
+
+    None where it has a link, or nobody says.
+    """
+    try:
+        names = {name for _, name in socket.if_nameindex()}
+    except OSError:
+        return None
+    if interface not in names:
+        return GONE
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             told = fcntl.ioctl(asking.fileno(), SIOCGIFFLAGS, struct.pack("256s", interface.encode()[:15]))
         except OSError:  # it went just now
-            return "is gone"
-    return None if struct.unpack("H", told[16:18])[0] & IFF_RUNNING else "is down"
+            return GONE
+    flags = struct.unpack("H", told[16:18])[0]
+    return DOWN if not flags & IFF_UP else None if flags & IFF_RUNNING else NO_LINK
 
 
 def _speed(interface: str) -> int | None:

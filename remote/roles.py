@@ -42,8 +42,13 @@ class Roles:
         return self.num_nodes if is_even else 1
 
     def name(self, rank: int) -> str:
-        """`rank 3 (target 0)`: for a person."""
-        return f"rank {rank} ({'drafter' if self.is_drafter(rank) else 'target'} {self._index(rank)})"
+        """`rank 3 (target 0)`: for a person; of several hosts with the node that it is on."""
+        node = f", node {rank * self.num_nodes // self.num_ranks}" if self.num_nodes > 1 else ""
+        return f"rank {rank} ({self.title(rank)}{node})"
+
+    def title(self, rank: int) -> str:
+        """`target 0`"""
+        return f"{'drafter' if self.is_drafter(rank) else 'target'} {self._index(rank)}"
 
     def is_drafter(self, rank: int) -> bool:
         return rank % self._each < self.num_drafters // self.num_groups

@@ -22,7 +22,8 @@ from orchestrator.store.rows import AttemptRow, EventRow, NodeRow, Reason, RunRo
 LONELY_S, HEARD_S = 30.0, 10.0
 LONELY_GRACE_S = 10.0  # then: nothing that they could still save together
 LONELY = "lonely"  # why a part is stopped that another one has left alone: in stop.json, exit.json and the store
-ECHO = "RankLost"  # what a rank reports of the loss of another one
+# What a rank reports of the loss of another one, and of its own host's way to the others; the class's name, whatever its module.
+ECHO, CUT_OFF = "RankLost", "WayLost"
 
 
 def views_on(reader: Reader, host: str, runs: Iterable[RunRow]) -> list[RunRow]:
@@ -146,7 +147,9 @@ def whole(ends: Sequence[End], told: Sequence[EventRow], *, stop_was_asked: bool
             chosen = _stopped_before(chosen, ends, stop_was_asked=stop_was_asked) or chosen
     ended_s = max((end.verdict.ended_s for end in ends if end.verdict.ended_s is not None), default=None)
     held = "; ".join(f"host {end.host}: {end.held}" for end in ends if end.held)
-    evidence = f"host {chosen.host}: {chosen.verdict.evidence}{f'; {held}' if held else ''}"
+    others = [end.host for end in ends if end is not chosen]
+    lost = f", cut off from {' and '.join(others)}" if _is_cut_off(chosen, told) else ""
+    evidence = f"host {chosen.host}{lost}: {chosen.verdict.evidence}{f'; {held}' if held else ''}"
     if chosen.verdict.state is State.SUCCEEDED:
         evidence = f"on all {len(ends)} hosts: {chosen.verdict.evidence}"
     return replace(chosen.verdict, evidence=evidence, ended_s=ended_s), chosen
@@ -179,6 +182,15 @@ def _borrowed(end: End, *, stop_was_asked: bool) -> int:
     return 0 if (end.verdict.reason == Reason.USER) is stop_was_asked else 1
 
 
+def _is_cut_off(end: End, told: Sequence[EventRow]) -> bool:
+    return any(row.kind == "failure" and row.writer in end.writers and _named(row) == CUT_OFF for row in told)
+
+
+def _named(failure: EventRow) -> str:
+    """The class of a failure, as a job has reported it with its module."""
+    return str(failure.fields.get("failure")).rpartition(".")[2]
+
+
 def _ended_s(end: End) -> float:
     """When, to be sorted by: a time that nobody knows is no early one."""
     return math.inf if end.verdict.ended_s is None else end.verdict.ended_s
@@ -194,7 +206,7 @@ def _guilt(end: End, told: Sequence[EventRow]) -> int:
     own = [row for row in told if row.writer in end.writers]
     if not (verdict.reason or "").startswith(Reason.EXIT) or end.exit.get("reason") == "start_failed":
         return 3
-    if any(row.kind == "failure" and row.fields.get("failure") != ECHO for row in own):
+    if any(row.kind == "failure" and _named(row) != ECHO for row in own):
         return 2
     begun = {row.writer for row in own if row.kind == "start" and not is_supervisor(row.writer)}
     has_spoken = {row.writer for row in own if row.kind in ("final", "failure")}

@@ -144,7 +144,9 @@ def _stop_lonely(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence) ->
         text = f"host {run.host} is stopped: host {other.host} has ended ({other.verdict.evidence})"
         desk.store.add_event(run.id, "note", text, {nodes.LONELY: run.node})
     if is_heard:
-        grace_s = min(rules_of(desk, run).grace_s, nodes.LONELY_GRACE_S)
+        grace_s = rules_of(desk, run).grace_s
+        if run.node > 0:  # the first host has rank 0, which may be writing a checkpoint
+            grace_s = min(grace_s, nodes.LONELY_GRACE_S)
         why = None if _is_asked_to_stop(desk, run) else nodes.LONELY
         launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s, why=why)
     else:
@@ -268,6 +270,7 @@ def _judge(desk: Desk, run: RunRow, seen: Evidence) -> Verdict | None:
         step_seconds=[value.value for value in steps],
         waited_s=_age_s(desk, f"{run.id} {run.attempt}", attempt.created_s),
         gone_s=_gone_s(desk, run, seen),
+        launch_gone_s=_launch_gone_s(desk, run) if run.more_hosts and not seen.is_claimed else 0.0,
     )
     return judge(on_this_clock(seen, clock_offset_s(desk, run.host)), known, rules_of(desk, run))
 
@@ -278,6 +281,17 @@ def _gone_s(desk: Desk, run: RunRow, seen: Evidence) -> float:
     if seen.attempt is not None:
         desk.first_seen_s.pop(what, None)
         return 0.0
+    return desk.monotonic() - desk.first_seen_s.setdefault(what, desk.monotonic())
+
+
+def _launch_gone_s(desk: Desk, run: RunRow) -> float:
+    """For how long the process that was to start the attempt has been seen to be dead: what it sent last may be on its way.
+
+    Of several hosts alone: there a launch that lives says of each part that it did not start.
+    """
+    if launcher.is_alive(desk.reader.document(run.id, Document.LAUNCHER)) is not False:
+        return 0.0
+    what = f"{run.id} {run.attempt} without its launch"
     return desk.monotonic() - desk.first_seen_s.setdefault(what, desk.monotonic())
 
 

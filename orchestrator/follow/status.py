@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from orchestrator.store.rows import AttemptRow, Reason, RunRow, State
+from orchestrator.store.rows import AttemptRow, Kind, Reason, RunRow, State
 from remote.wire import LATEST_S
 
 SHORTEST_STALL_S = 120.0
@@ -69,6 +69,7 @@ class Known:
     step_seconds: Sequence[float] = ()  # newest steps
     waited_s: float = 0.0  # since the attempt was asked for, on this machine's clock
     gone_s: float = 0.0  # since its folder was last seen, where it is not there now
+    launch_gone_s: float = 0.0  # since its launch was first seen to be dead
     is_lonely: bool = False  # a part of a run over several hosts that was ended because another part had fallen
 
 
@@ -102,8 +103,9 @@ def _ended(exit_file: Mapping[str, Any], known: Known, rules: Rules) -> Verdict:
     code, number = _code_and_signal(exit_file)
     stubborn = exit_file.get("stubborn")
     rest = f"; these processes would not die: {stubborn}" if stubborn else ""
-    # Asked to stop, and failed at that: what it was to save last is lost.
+    # Asked to stop, and failed at that: what it was to save last is lost. Before its first step it had nothing to save.
     failed = (number is None and code not in (0, None)) or known.attempt.final_outcome == "failed"
+    failed = failed and (known.attempt.last_step is not None or rules.is_script or known.run.kind != Kind.TRAIN)
     match exit_file.get("reason"):
         case "user":
             return Verdict(State.STOPPED, Reason.USER, f"stopped as asked{_how(code, number)}{rest}", ended_s, failed)
@@ -151,7 +153,10 @@ def _exit_zero(known: Known, rules: Rules, ended_s: float | None) -> Verdict:
             return Verdict(State.SUCCEEDED, None, "exit status 0 and the job's final event", ended_s)
         case "stopped":
             reason = Reason.USER if known.stop_was_asked else f"{Reason.SIGNAL}:15"
-            return Verdict(State.STOPPED, reason, "the job saved its work and stopped when told to", ended_s)
+            text = "the job stopped when told to, before its first step"
+            if known.attempt.last_step is not None:
+                text = "the job saved its work and stopped when told to"
+            return Verdict(State.STOPPED, reason, text, ended_s)
         case "failed":
             return Verdict(
                 State.FAILED, f"{Reason.EXIT}:0", "exit status 0, but the job reported a failure", ended_s, True
@@ -224,6 +229,8 @@ def _not_started(known: Known, rules: Rules) -> Verdict | None:
         return Verdict(State.STOPPED, told[0], "stopped before it was started" if known.stop_was_asked else told[1])
     if known.attempt.last_event_s is not None:
         return _folder_gone(known)
+    if known.launch_gone_s > STARTING_S:
+        return Verdict(State.FAILED, None, "never started: its launch was killed before it came to that")
     if known.waited_s <= rules.start_timeout_s:
         return None
     text = f"nothing was started on the host within {_span(rules.start_timeout_s)}"

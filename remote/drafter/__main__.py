@@ -29,6 +29,7 @@ from remote.drafter import ladder
 from remote.drafter.job import Job, StopWish, say
 from remote.drafter.ranks import Place, alone, joined
 from remote.drafter.snapshot import record_allocations
+from remote.drafter.watch import RankStopped
 from remote.limits import limit_allocations
 from remote.report import Reporter, UserFault
 from remote.roles import Roles
@@ -61,8 +62,14 @@ def main(arguments: Sequence[str]) -> int:
             job = _job(options, attempt, reporter, local_rank=place.local_rank if place else 0)
             roles = Roles.of(job.spec, num_nodes=place.num_nodes if place else 1)
             save_s = job.spec.life.grace_s
-            with joined(place, roles, job.device, reporter, save_s=save_s) if is_shared else alone() as ranks:
-                outcome = _run(replace(job, ranks=ranks), options, stop)
+            try:
+                with joined(place, roles, job.device, reporter, save_s=save_s) if is_shared else alone() as ranks:
+                    outcome = _run(replace(job, ranks=ranks), options, stop)
+            except KeyboardInterrupt as told:
+                if not is_shared or not (stop.is_wanted or isinstance(told, RankStopped)):
+                    raise
+                say(f"ended outside its steps, as told: {told}")
+                outcome = "stopped"  # with status 0: to a launcher any other is a rank that failed
             status = 1 if outcome == "failed" else 0
             reporter.final(outcome, exit_code=status)
     except UserFault as fault:
@@ -93,7 +100,8 @@ def _place() -> Place | None:
         )
     rank, local_rank, world_size, local_size, address, port = (str(value) for value in found.values())
     num_nodes = int(world_size) // int(local_size)
-    return Place(int(rank), int(local_rank), int(world_size), address, int(port), num_nodes)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or None
+    return Place(int(rank), int(local_rank), int(world_size), address, int(port), num_nodes, interface)
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

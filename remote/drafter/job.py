@@ -20,6 +20,7 @@ import torch
 from remote.drafter.measure import Meter
 from remote.drafter.ranks import Ranks
 from remote.drafter.snapshot import facts_of
+from remote.drafter.watch import RankStopped
 from remote.report import Reporter
 from remote.rundir import AttemptDir, RunDir
 from remote.spec import DFlashSpec
@@ -73,6 +74,8 @@ def failures_placed(job: Job, meter: Meter, *, stage: str = "training") -> Itera
     except Exception as error:
         facts = facts_of(error, job.device, job.attempt.artifacts, job.reporter.writer)
         cause = job.ranks.cause_of(error)
+        if isinstance(cause, RankStopped):
+            raise cause from error
         job.reporter.failure(cause, stage=meter.current or stage, step=meter.step, facts=facts)
         if cause is error:
             raise

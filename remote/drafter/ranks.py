@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from remote.drafter.peers import Peers
-from remote.drafter.watch import RankLost, Watch
+from remote.drafter.watch import RankLost, RankStopped, Watch
 from remote.report import Reporter, UserFault
 from remote.roles import Roles
 
@@ -45,6 +45,7 @@ class Place:
     address: str
     port: int
     num_nodes: int = 1  # hosts
+    interface: str | None = None  # by which this one reaches the others, where that was found out
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,9 @@ class Ranks:
             self.watch.finish()
             dist.destroy_process_group()
 
-    def cause_of(self, error: Exception) -> Exception:
-        """What to report for it: the loss of another rank where that is what broke a connection, else itself."""
-        if self.watch is None or not _is_echo(error):
-            return error
-        text = self.watch.cause(wait_s=ECHO_S)
-        return error if text is None else RankLost(text)
+    def cause_of(self, error: Exception) -> Exception | RankStopped:
+        """What it comes of: the loss of another rank, or its stop, where that is what broke a connection; else itself."""
+        return error if self.watch is None else _cause_of(error, self.watch)
 
 
 @contextmanager
@@ -135,7 +133,14 @@ def joined(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, watched = _store(place), _store(place)
-    watch = Watch(watched, roles, place.rank, lambda text: _end_at_once(text, reporter), save_s=save_s)
+    watch = Watch(
+        watched,
+        roles,
+        place.rank,
+        lambda cause: _end_at_once(cause, reporter),
+        save_s=save_s,
+        way=place.interface if place.num_nodes > 1 else None,
+    )
     watch.start()
     try:
         with _other_named(watch):
@@ -153,19 +158,32 @@ def joined(
     except BaseException as error:
         with suppress(RuntimeError):  # the launcher, and its store, may be gone
             words = str(error).strip().splitlines() or [""]
-            watch.tell(f"{roles.name(place.rank)} failed: {type(error).__name__}: {words[0]}")
+            if isinstance(error, KeyboardInterrupt):
+                watch.tell(f"{roles.name(place.rank)} was told to end: {words[0]}", is_stop=True)
+            else:
+                watch.tell(f"{roles.name(place.rank)} failed: {type(error).__name__}: {words[0]}")
         raise
+
+
+def _cause_of(error: Exception, watch: Watch) -> Exception | RankStopped:
+    return error if not _is_echo(error) else watch.cause(wait_s=ECHO_S) or error
 
 
 @contextmanager
 def _other_named(watch: Watch) -> Iterator[None]:
-    """An interrupt by the launcher, which follows the death of another rank, becomes that rank's loss."""
+    """What the end of another rank breaks becomes that end, wherever it is met: a connection, or an interrupt by the
+    launcher, which follows the death of a rank."""
     try:
         yield
+    except Exception as error:
+        cause = _cause_of(error, watch)
+        if cause is error:
+            raise
+        raise cause from error
     except KeyboardInterrupt:
-        text = watch.cause(wait_s=STOP_S)
-        if text is not None:
-            raise RankLost(text) from None
+        lost = watch.cause(wait_s=STOP_S)
+        if isinstance(lost, RankLost):
+            raise lost from None
         raise
 
 
@@ -181,10 +199,12 @@ def _is_echo(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_told_by)
 
 
-def _end_at_once(text: str, reporter: Reporter) -> None:
+def _end_at_once(cause: RankLost | RankStopped, reporter: Reporter) -> None:
     """Ends this process from its watch: the main thread waits for a rank that will never answer."""
-    reporter.failure(RankLost(text))
-    reporter.final("failed", exit_code=1)
-    sys.stderr.write(f"{text}; this rank was waiting for it and ends\n")
+    has_failed = isinstance(cause, RankLost)
+    if has_failed:
+        reporter.failure(cause)
+    reporter.final("failed" if has_failed else "stopped", exit_code=int(has_failed))
+    sys.stderr.write(f"{cause}; this rank was waiting for it and ends\n")
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(int(has_failed))

@@ -53,11 +53,12 @@ def run_ranks(job: Job, place: Place | None, meter: Meter) -> Values:
 
 def _steps(job: Job, meter: Meter) -> Values:
     spec, ranks = job.spec, job.ranks
-    choices = workbench.agree(workbench.choose(spec, job.device), ranks)
+    checks = workbench.Checks() if ranks.is_drafter else workbench.UNASKED
+    choices = workbench.agree(workbench.choose(spec, job.device, checks=checks), ranks)
     job.reporter.start(versions=versions(), devices=devices(job.device), choices=choices.reasons | {"role": ranks.name})
     order = range((WARM_UP_STEPS + TIMED_STEPS) * spec.roles.drafter)
     if not ranks.is_drafter:
-        _send(job, order)
+        _send(job, order, choices.dtype)
         ranks.leave()
         return {}
     with meter.part("load"):
@@ -87,9 +88,9 @@ def _steps(job: Job, meter: Meter) -> Values:
     return values | split | {"processes": float(NUM_PROCESSES), "warm_up_s": parts[0]["step"]}
 
 
-def _send(job: Job, order: range) -> None:
+def _send(job: Job, order: range, dtype: torch.dtype) -> None:
     """A target rank without a target: hidden states of the right shape, through the queue."""
-    spec, dtype = job.spec, workbench.choose(job.spec, job.device).dtype
+    spec = job.spec
     outbox, like = Outbox(job.ranks.roles, Shape.of(spec, dtype)), torch.empty(0, device=job.device, dtype=dtype)
     for number in order:
         batch = synthetic.batch(spec, synthetic.worst_layout(spec), like=like, position=number)

@@ -21,7 +21,7 @@ from remote.drafter.train import load, read_rows, span
 def run_target(job: Job, stop: StopWish) -> str:
     """Computes and sends until the drafters have all they want. Returns the outcome."""
     spec, reporter, meter = job.spec, job.reporter, Meter(job.device)
-    choices = workbench.choose(spec, job.device)
+    choices = workbench.choose(spec, job.device, checks=workbench.UNASKED)
     with failures_placed(job, meter):
         choices = workbench.agree(choices, job.ranks)
     reporter.start(versions=versions(), devices=devices(job.device), choices={"role": job.ranks.name})

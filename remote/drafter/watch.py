@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote.processes import Identity, boot_id
+from remote.reach import DOWN, GONE, trouble
 from remote.roles import Roles
 
 if TYPE_CHECKING:
@@ -27,26 +28,45 @@ BEAT_S = 0.5
 SILENCE_S = 15.0  # a beat needs no more than the interpreter's lock, which long calls of torch give up
 GRACE_S = 10.0  # for the main thread to fail by itself, with its own traceback
 _CAUSE = "cause"
+_STOP = "stop: "  # before the text of a cause that is no loss
+_SILENT = ("was not heard for", "launcher of the ranks is gone")  # what a lost way looks like from here
 
 
 class RankLost(RuntimeError):
     """Another rank has ended, and this one cannot go on without it."""
 
 
+class WayLost(RankLost):
+    """This host has lost the interface by which it reaches the others: what they say of it comes of that."""
+
+
+class RankStopped(KeyboardInterrupt):
+    """Another rank was told to end before it could take part in a step, so this one ends as told, too."""
+
+
 class Watch(threading.Thread):
     """Watches the other ranks until `finish`; `on_lost` is called in this thread when the main one does not end.
 
-    `save_s`: how long, from the moment a loss is known, a checkpoint that is being written is waited for.
+    `save_s`: how long, from the moment a loss is known, a checkpoint that is being written is waited for. `way`: the
+    interface by which this host reaches the others.
     """
 
     def __init__(
-        self, store: Store, roles: Roles, rank: int, on_lost: Callable[[str], None], *, save_s: float = 0.0
+        self,
+        store: Store,
+        roles: Roles,
+        rank: int,
+        on_lost: Callable[[RankLost | RankStopped], None],
+        *,
+        save_s: float = 0.0,
+        way: str | None = None,
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self._store, self._roles, self._rank, self._on_lost = store, roles, rank, on_lost
+        self._way = way
         self._save_s, self._is_saved = save_s, threading.Event()
         self._is_saved.set()
-        self._text: str | None = None
+        self._cause: RankLost | RankStopped | None = None
         self._is_known, self._is_over = threading.Event(), threading.Event()
         self._known: dict[int, Identity] = {}
         self._near: set[int] = set()  # ranks whose processes can be looked at from here
@@ -56,14 +76,24 @@ class Watch(threading.Thread):
         assert own is not None
         store.set(f"process/{rank}", json.dumps([own.pid, own.start_ticks, own.boot_id, _process_numbers()]))
 
-    def cause(self, *, wait_s: float) -> str | None:
+    def cause(self, *, wait_s: float) -> RankLost | RankStopped | None:
         """Why the ranks cannot go on, waited for a little; None: nothing is known."""
         self._is_known.wait(wait_s)
-        return self._text
+        return self._cause
 
-    def tell(self, text: str) -> None:
-        """This rank fails: its word is what the others will give, unless one was written before."""
-        self._text = self._store.compare_set(_CAUSE, "", text).decode()
+    def tell(self, text: str, *, is_stop: bool = False) -> None:
+        """This rank fails, or ends as told: its word is what the others will give, unless one was written before."""
+        self._learn(self._store.compare_set(_CAUSE, "", f"{_STOP if is_stop else ''}{text}").decode())
+
+    def _learn(self, told: str) -> None:
+        is_silent = any(words in told for words in _SILENT)
+        lost = trouble(self._way) if self._way is not None and is_silent else None
+        if told.startswith(_STOP):
+            self._cause = RankStopped(told.removeprefix(_STOP))
+        elif lost in (GONE, DOWN):
+            self._cause = WayLost(f"interface {self._way}, by which this host reaches the others, {lost}: {told}")
+        else:  # a link that is not there may be the other host's doing
+            self._cause = RankLost(told if lost is None else f"{told}; interface {self._way} of this host {lost}")
         self._is_known.set()
 
     @contextmanager
@@ -87,8 +117,7 @@ class Watch(threading.Thread):
             try:
                 self._look()
             except RuntimeError as error:  # the store is the launcher's
-                self._text = f"the launcher of the ranks is gone ({str(error).splitlines()[0]})"
-                self._is_known.set()
+                self._learn(f"the launcher of the ranks is gone ({str(error).splitlines()[0]})")
             self._num_looks += 1
         self._end_if_known()
 
@@ -101,20 +130,19 @@ class Watch(threading.Thread):
         while not self._is_over.wait(BEAT_S) and not self._is_known.is_set():
             looked, turns = self._num_looks, turns + 1 if looked == self._num_looks else 0
             if turns * BEAT_S > SILENCE_S:
-                self._text = (
+                self._learn(
                     f"the first host's launcher was not heard for {SILENCE_S:g} s: that machine is out of reach"
                 )
-                self._is_known.set()
                 self._end_if_known()
 
     def _end_if_known(self) -> None:
-        if not self._is_known.is_set():
+        if self._cause is None:
             return
         last_s = time.monotonic() + self._save_s
         while not self._is_over.wait(GRACE_S):  # again after a save: the main thread only now meets the loss
             left_s = last_s - time.monotonic()
             if self._is_saved.is_set() or left_s <= 0 or not self._is_saved.wait(left_s):
-                self._on_lost(self._text or "")
+                self._on_lost(self._cause)
                 return
 
     def _look(self) -> None:
@@ -126,8 +154,7 @@ class Watch(threading.Thread):
                     self.tell(f"{self._roles.name(rank)} {what}")
                     return
             return
-        self._text = self._store.get(_CAUSE).decode()
-        self._is_known.set()
+        self._learn(self._store.get(_CAUSE).decode())
 
     def _missing(self, rank: int) -> str | None:
         """What has become of a rank that is neither here nor done; None while all is well or it has not come yet."""

@@ -67,6 +67,13 @@ class Checks(NamedTuple):
     kernels: Check = self_check.check_kernels
 
 
+def _unasked(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
+    return Verdict(False, "this rank runs the target alone")
+
+
+UNASKED = Checks(_unasked, _unasked)  # of a rank that trains nothing: what it could take decides nothing
+
+
 def choose(spec: DFlashSpec, device: torch.device, *, checks: Checks = Checks()) -> Choices:  # noqa: B008 - frozen
     """ValueError where the recipe asks for something this device cannot do."""
     refuse_muon_on_cpu(spec.optim, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,15 @@ import pytest
 from orchestrator.errors import HostError
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import end_part
-from orchestrator.follow.nodes import LONELY_S, views_on
+from orchestrator.follow.nodes import LONELY_GRACE_S, LONELY_S, fallen, views_on
 from orchestrator.follow.one_run import look
-from orchestrator.follow.status import Verdict
+from orchestrator.follow.status import STARTING_S, Verdict
+from orchestrator.launcher import this_process
 from orchestrator.observe import Evidence
 from orchestrator.shell import Completed
 from orchestrator.shell.local import LocalShell
 from orchestrator.shell.stream import Ended, Sink, Source
-from orchestrator.store.rows import Reason, RunRow, State
+from orchestrator.store.rows import Document, Reason, RunRow, State
 from orchestrator.store.writes import Store
 from tests.orchestrator.runs import RUN, new_run
 
@@ -51,6 +53,12 @@ class Second(LocalShell):
         self.alive = ()
         sink(b'{"stubborn": []}')
         return Ended(0, b"")
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    s = 0.0
 
 
 @pytest.fixture
@@ -152,3 +160,47 @@ def test_a_note_of_an_earlier_attempt_says_nothing_of_this_one(store: Store) -> 
 
     assert store.reader.nodes(RUN)[1].end["verdict"]["state"] == State.LOST
     assert store.reader.run(RUN).reason != Reason.USER
+
+
+def test_the_first_host_has_the_whole_grace_for_a_checkpoint_that_rank_0_is_writing(tmp_path: Path) -> None:
+    graces = []
+    for number in (0, 1):
+        with Store(tmp_path / f"{number}.db") as store:
+            store.create_run(new_run(RUN, host="a", workdir=str(tmp_path / "a"), more_hosts=("b",)))
+            store.place_nodes(RUN, [str(tmp_path / "a"), str(tmp_path / "b")])
+            store.new_attempt(RUN)
+            store.set_state(RUN, State.RUNNING, evidence="x")
+            views = [views_on(store.reader, host, store.reader.live_runs())[0] for host in "ab"]
+            now = Clock()
+            desk = Desk(store, store.reader, lambda: 1.0, monotonic=partial(getattr, now, "s"))
+            end_part(desk, views.pop(1 - number), Evidence.nothing(), FAILED)
+            shell = Second("supervisor", "job")
+            for now.s in (1.0, 2.0 + LONELY_S):
+                look(desk, shell, views[0])
+        folder = tmp_path / "ab"[number] / "runs" / RUN / "attempts" / "1"
+        graces.append(json.loads((folder / "stop.json").read_text())["grace_s"])
+
+    assert graces == [60.0, LONELY_GRACE_S]
+
+
+def test_a_part_that_a_killed_launch_had_not_started_is_told_a_minute_later_and_the_other_is_lonely(
+    tmp_path: Path,
+) -> None:
+    dead = json.loads(this_process()) | {"start_ticks": 1}  # the pid is another's by now
+    documents = {**new_run(RUN).documents, Document.LAUNCHER: json.dumps(dead)}
+    with Store(tmp_path / "runs.db") as store:
+        store.create_run(new_run(RUN, host="a", workdir=str(tmp_path / "a"), more_hosts=("b",), documents=documents))
+        store.place_nodes(RUN, [str(tmp_path / "a"), str(tmp_path / "b")])
+        store.new_attempt(RUN)
+        store.set_state(RUN, State.SETTING_UP, evidence="x")
+        now = Clock()
+        desk = Desk(store, store.reader, lambda: 1.0, monotonic=lambda: now.s)
+        ends = []
+        for now.s in (1.0, STARTING_S, 2.0 + STARTING_S):
+            look(desk, LocalShell(), second(store))
+            ends.append(store.reader.nodes(RUN)[1].end)
+
+        first = views_on(store.reader, "a", store.reader.live_runs())[0]
+        assert fallen(store.reader, first) is not None
+    assert ends[:2] == [{}, {}]
+    assert ends[2]["verdict"]["evidence"] == "never started: its launch was killed before it came to that"

@@ -35,13 +35,25 @@ def said(writer: str, kind: str, **fields: Any) -> EventRow:
 
 
 BOTH_BEGAN = [said("rank0", "start"), said("rank1", "start")]
-ECHO_OF = {number: said(f"rank{number}", "failure", failure="RankLost", message="rank x is gone") for number in (0, 1)}
+LOST = "remote.drafter.watch.RankLost"  # as a rank spells it
+ECHO_OF = {number: said(f"rank{number}", "failure", failure=LOST, message="rank x is gone") for number in (0, 1)}
 
 
 def test_a_run_has_succeeded_when_every_part_has() -> None:
     verdict, _ = whole([end(0, DONE), end(1, DONE)], BOTH_BEGAN, stop_was_asked=False)
 
     assert (verdict.state, verdict.evidence) == (State.SUCCEEDED, f"on all 2 hosts: {DONE.evidence}")
+
+
+def test_the_host_whose_way_to_the_others_is_lost_is_the_cause_and_they_are_named() -> None:
+    """Its ranks say which interface; those of the other host know only that they hear no more of them."""
+    late = replace(FAILED, ended_s=60.0)
+    told = [*BOTH_BEGAN, ECHO_OF[0], said("rank1", "failure", failure="remote.drafter.watch.WayLost", message="x")]
+
+    verdict, chosen = whole([end(0, FAILED), end(1, late)], told, stop_was_asked=False)
+
+    assert chosen.host == "b"
+    assert verdict.evidence.startswith("host b, cut off from a: exit status 1")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +230,7 @@ def test_a_part_that_has_fallen_leaves_the_others_less_time_where_they_have_hear
     other = fallen(store.reader, view(store, "a"))
     assert other is not None
     assert patience_s(store.reader, view(store, "a"), other) == LONELY_S
-    for place, fields in enumerate(({"kind": "start"}, {"kind": "failure", "failure": "RankLost", "message": "x"}), 1):
+    for place, fields in enumerate(({"kind": "start"}, {"kind": "failure", "failure": LOST, "message": "x"}), 1):
         store.ingest(batch([event(place, **fields)], writer="rank1"))
     assert patience_s(store.reader, view(store, "a"), other) == HEARD_S
 

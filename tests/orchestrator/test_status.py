@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.failure import Findings, Told, causes, from_log
-from orchestrator.follow.status import GONE_S, Known, Rules, judge, stall_limit_s, still_held
+from orchestrator.follow.status import GONE_S, STARTING_S, Known, Rules, judge, stall_limit_s, still_held
 from orchestrator.observe import Evidence
 from orchestrator.store.rows import AttemptRow, RunRow, State
 
@@ -176,6 +176,22 @@ def test_every_ending_has_its_state(case: Case) -> None:
     assert case.evidence in verdict.evidence
 
 
+@pytest.mark.parametrize(("gone_s", "is_over"), [(0.0, False), (STARTING_S - 1, False), (STARTING_S + 1, True)])
+def test_what_a_killed_launch_had_not_started_is_told_without_waiting_for_the_whole_patience(
+    gone_s: float, is_over: bool
+) -> None:
+    """Of a run over several hosts some parts have started then, and this one has not."""
+    attempt = replace(ATTEMPT, last_event_s=None, last_job_event_s=None)
+    told = Known(RUN, attempt, stop_was_asked=False, num_job_events=0, launch_gone_s=gone_s)
+
+    verdict = judge(seen(), told, Rules())
+
+    assert (verdict is not None) is is_over
+    if verdict is not None:
+        assert (verdict.state, verdict.reason) == (State.FAILED, None)
+        assert "its launch was killed before it came to that" in verdict.evidence
+
+
 def test_a_folder_that_is_away_for_a_moment_decides_nothing() -> None:
     """A disk that is mounted again, a folder that is moved and moved back."""
     case = Case("away", seen(attempt=None), None)
@@ -205,6 +221,17 @@ def test_a_stop_at_which_the_job_failed_is_asked_for_its_cause(
 
     assert verdict is not None
     assert (verdict.state, verdict.needs_cause) == (State.STOPPED, is_looked_for)
+
+
+@pytest.mark.parametrize("exit_file", [exit_with(1, reason="user"), exit_with(1, reason="lonely")])
+def test_a_training_that_is_stopped_before_its_first_step_has_nothing_to_fail_at(exit_file: Evidence) -> None:
+    """A launcher or a rank that is told to end while torch is loaded has no other way than an exit status."""
+    attempt = replace(ATTEMPT, first_step=None, last_step=None, final_outcome="failed")
+
+    verdict = judge(exit_file, Known(RUN, attempt, stop_was_asked=True, num_job_events=5), Rules())
+
+    assert verdict is not None
+    assert (verdict.state, verdict.needs_cause) == (State.STOPPED, False)
 
 
 def test_the_end_is_when_the_host_says_it_was() -> None:

@@ -7,6 +7,7 @@
     mute_rows: [row, ...]              of these rows nothing is learnt
     fused: rank                        that rank alone would take own kernels
     stop_at: [rank, n]                 that rank alone is told to stop in its n-th step
+    stop_loading: rank                 that rank alone is told to stop as it loads its target
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def converted(target_folder: Any) -> Any:
 def after_it(load_target: Any) -> Any:
     def wrapped(*arguments: Any, **named: Any) -> Any:
         assert (Path(sys.argv[1]) / "converted-by-0").exists()
+        if WISHES.get("stop_loading") == RANK:
+            os.kill(os.getpid(), signal.SIGTERM)
         return load_target(*arguments, **named)
 
     return wrapped

@@ -25,6 +25,7 @@ from remote.drafter.ranks import Ranks
 from remote.job import Job
 from remote.rundir import RunDir, read_json, write_json
 from remote.spec import DFlashSpec, RolesSpec
+from tests.remote import warm
 from tests.remote.jobs import TREE, events, make_job, make_run, tiny_job_spec, wait_for
 from tests.remote.test_train import losses, train
 
@@ -32,7 +33,7 @@ NUM_STEPS = 20
 TOLERANCE = (
     1e-3 if torch.cuda.is_available() else 1e-5
 )  # one process runs on the CPU, and a card adds up in another order
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def spec_of(target: Any, drafter: Any, *, roles: RolesSpec, num_steps: int = NUM_STEPS, **sections: Any) -> DFlashSpec:
@@ -74,7 +75,8 @@ def launch(root: Path, spec: DFlashSpec, *, attempt: int = 1, **wishes: Any) -> 
     """The job on as many ranks as it has roles, to its end."""
     run, started_s = make_run(root, spec), time.monotonic()
     num_ranks, script = spec.roles.target + spec.roles.drafter, TREE / "tests" / "remote" / "ranks_job.py"
-    command = [*LAUNCH, str(num_ranks), str(script), str(run.root), json.dumps(wishes)]
+    rank = [*warm.python(), str(script), str(run.root), json.dumps(wishes)]
+    command = [*warm.python(), *LAUNCHER, str(num_ranks), "--no-python", *rank]
     environment = os.environ | {
         "DRAFTYARD_ATTEMPT": str(attempt),
         "DRAFTYARD_WORK_DIR": str(root),
@@ -270,13 +272,26 @@ def test_a_stop_that_one_rank_hears_ends_all_after_the_same_step_and_a_resume_go
     assert losses(first.run) | losses(second.run, attempt=2) == pytest.approx(alone, rel=TOLERANCE)
 
 
+@pytest.mark.slow  # two processes
+def test_a_stop_while_a_rank_still_loads_is_a_stop_of_every_rank_and_no_failure(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(target=1, drafter=1), num_steps=400)
+
+    ended = launch(tmp_path, spec, stop_loading=1)
+
+    assert ended.status == 0, ended.output
+    assert [ended.final(rank) for rank in (0, 1)] == ["stopped", "stopped"]
+    assert [ended.failure(rank) for rank in (0, 1)] == ["", ""]
+
+
 @pytest.mark.slow  # a supervisor, its launcher and two ranks
 def test_a_stop_reaches_the_ranks_with_the_whole_grace_of_the_run(
     tmp_path: Path, tiny_target_spec, tiny_drafter_spec
 ) -> None:
     roles = RolesSpec(target=1, drafter=1)
     run = make_run(tmp_path, spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles, num_steps=100_000))
-    argv = [*LAUNCH, "2", "-m", "remote.drafter", "train", str(run.root)]
+    argv = [sys.executable, *LAUNCHER, "2", "-m", "remote.drafter", "train", str(run.root)]
     job = Job(run.root.name, "train", 1, argv, str(TREE), grace_s=120, data_dir=str(tmp_path / "data"))
     write_json(run.job_json, job.dump())
     with subprocess.Popen(

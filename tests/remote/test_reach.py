@@ -70,3 +70,7 @@ def test_the_first_free_port_is_taken_and_none_is_said() -> None:
         assert asked("listen", TOKEN, str(port), "1", "0", "0.1")["port"] is None
         assert asked("listen", TOKEN, str(port), "50", "0", "0.1")["port"] > port
         assert asked("listen", TOKEN, str(port - 49), "50", "49", "0.1")["port"] < port  # it goes round
+
+
+def test_an_interface_that_is_gone_is_told_from_one_that_has_a_link() -> None:
+    assert (reach.trouble("nosuch0"), reach.trouble("lo")) == ("is gone", None)

@@ -62,3 +62,7 @@ def test_a_rank_is_named_with_its_role() -> None:
         "rank 1 (target 0)",
         "rank 2 (target 1)",
     ]
+    assert [Roles(2, 2, num_nodes=2).name(rank) for rank in (1, 2)] == [
+        "rank 1 (target 0, node 0)",
+        "rank 2 (drafter 1, node 1)",
+    ]

@@ -72,6 +72,14 @@ def test_an_obstacle_is_named_and_nothing_is_tried() -> None:
     assert verdict == Verdict(False, "Triton needs CUDA, the device is cpu")
 
 
+def test_a_rank_that_runs_the_target_alone_computes_no_check() -> None:
+    """On a card's device that is not there: whatever were computed would raise, or be refused for it."""
+    chosen = workbench.choose(SPEC, CUDA, checks=workbench.UNASKED)
+
+    assert chosen.dtype is torch.bfloat16
+    assert "this rank runs the target alone" in chosen.reasons["attention"] + chosen.reasons["kernels"]
+
+
 def test_what_the_recipe_names_is_not_checked_and_a_processor_has_nothing_to_check() -> None:
     checks = Checks(never, never)
     plain = tiny_spec(drafter={"attention": "flex"}, train={"kernels": "torch"})

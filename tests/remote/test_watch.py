@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from remote.drafter import watch as watching
-from remote.drafter.watch import Watch
+from remote.drafter.watch import RankLost, RankStopped, Watch, WayLost
 from remote.processes import Identity
 from remote.roles import Roles
 
@@ -39,7 +39,7 @@ def other(store) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def watch_of(store, rank: int = 0) -> Watch:
-    found = Watch(store, ROLES, rank, lambda text: None)
+    found = Watch(store, ROLES, rank, lambda cause: None)
     found.start()
     return found
 
@@ -51,9 +51,9 @@ def test_a_killed_process_is_named_within_seconds(store, other) -> None:
     other.kill()
     other.wait()
 
-    told = watch.cause(wait_s=20.0)
-    assert told is not None
-    assert told.startswith(f"rank 1 (target 0) is gone without a word (process {other.pid})")
+    cause = watch.cause(wait_s=20.0)
+    assert isinstance(cause, RankLost)
+    assert str(cause).startswith(f"rank 1 (target 0) is gone without a word (process {other.pid})")
 
 
 @pytest.mark.slow  # beats are half a second apart
@@ -75,7 +75,39 @@ def test_the_first_cause_that_was_told_is_everybodys(store) -> None:
     first.tell("rank 0 (drafter 0) failed: ValueError: no rows")
     second.tell("rank 1 (target 0) failed: RuntimeError: Connection closed by peer")
 
-    assert first.cause(wait_s=0.0) == second.cause(wait_s=0.0) == "rank 0 (drafter 0) failed: ValueError: no rows"
+    told = [watch.cause(wait_s=0.0) for watch in (first, second)]
+    assert [str(cause) for cause in told] == ["rank 0 (drafter 0) failed: ValueError: no rows"] * 2
+
+
+@pytest.mark.slow  # beats are half a second apart
+def test_a_rank_that_was_told_to_end_is_no_loss_to_the_others(store) -> None:
+    first, second = watch_of(store, 0), watch_of(store, 1)
+
+    second.tell("rank 1 (target 0) was told to end: signal 15", is_stop=True)
+
+    cause = first.cause(wait_s=20.0)
+    assert isinstance(cause, RankStopped)
+    assert str(cause) == "rank 1 (target 0) was told to end: signal 15"
+
+
+@pytest.mark.parametrize(("way", "kind"), [("nosuch0", WayLost), ("lo", RankLost), (None, RankLost)])
+def test_a_silence_on_a_host_whose_own_interface_is_gone_is_told_as_that(store, way: str | None, kind: type) -> None:
+    watch = Watch(store, ROLES, 0, lambda cause: None, way=way)
+
+    watch.tell("rank 1 (target 0) was not heard for 15 s: its machine is out of reach")
+
+    cause = watch.cause(wait_s=0.0)
+    assert type(cause) is kind
+    assert str(cause).endswith("its machine is out of reach")
+    assert ("interface nosuch0, by which this host reaches the others, is gone" in str(cause)) == (kind is WayLost)
+
+
+def test_an_interface_that_is_gone_explains_no_rank_that_failed_by_itself(store) -> None:
+    watch = Watch(store, ROLES, 0, lambda cause: None, way="nosuch0")
+
+    watch.tell("rank 1 (target 0) failed: ValueError: no rows")
+
+    assert type(watch.cause(wait_s=0.0)) is RankLost
 
 
 class OutOfReach(dist.HashStore):  # type: ignore[name-defined,misc]
@@ -94,7 +126,7 @@ class OutOfReach(dist.HashStore):  # type: ignore[name-defined,misc]
 def known_loss(store, save_s: float) -> tuple[Watch, threading.Event]:
     """A watch of rank 0 to which a loss is told before it starts, and what happens when it ends the process."""
     ended = threading.Event()
-    watch = Watch(store, ROLES, 0, lambda text: ended.set(), save_s=save_s)
+    watch = Watch(store, ROLES, 0, lambda cause: ended.set(), save_s=save_s)
     watch.tell("rank 1 (target 0) is gone without a word")
     return watch, ended
 
@@ -130,8 +162,8 @@ def test_a_store_that_never_answers_ends_the_rank_all_the_same(monkeypatch: pyte
     store, told = OutOfReach(), list[str]()
     ended = threading.Event()
 
-    def end(text: str) -> None:
-        told.append(text)
+    def end(cause: BaseException) -> None:
+        told.append(str(cause))
         ended.set()
 
     watch = Watch(store, ROLES, 1, end)
