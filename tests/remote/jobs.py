@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from remote.report import Reporter
 from remote.rundir import RunDir
 from remote.spec import DataSpec, DFlashSpec, DrafterSpec, EvaluateSpec, TargetSpec, TrainSpec, dump
 from remote.wire import Event, decode
+from tests.remote import warm
 
 TREE = Path(__file__).resolve().parents[2]
 ANSWERS = "tiny.answers.jsonl"
@@ -82,7 +83,9 @@ def make_job(root: Path, spec: DFlashSpec, *, attempt: int = 1) -> Job:
     )
 
 
-def start_job(run: RunDir, *words: str, attempt: int = 1) -> subprocess.Popen[str]:
+def start_job(
+    run: RunDir, *words: str, attempt: int = 1, python: Sequence[str] = (sys.executable,)
+) -> subprocess.Popen[str]:
     """`python -m remote.drafter WORDS[0] RUN_DIR WORDS[1:]`, as the supervisor starts it."""
     work_dir = run.root.parent.parent
     environment = os.environ | {
@@ -90,7 +93,7 @@ def start_job(run: RunDir, *words: str, attempt: int = 1) -> subprocess.Popen[st
         "DRAFTYARD_WORK_DIR": str(work_dir),
         "DRAFTYARD_DATA_DIR": str(work_dir / "data"),
     }
-    command = [sys.executable, "-m", "remote.drafter", words[0], str(run.root), *words[1:]]
+    command = [*python, "-m", "remote.drafter", words[0], str(run.root), *words[1:]]
     return subprocess.Popen(
         command,
         cwd=TREE,
@@ -102,9 +105,9 @@ def start_job(run: RunDir, *words: str, attempt: int = 1) -> subprocess.Popen[st
     )
 
 
-def run_job(run: RunDir, *words: str, attempt: int = 1) -> subprocess.CompletedProcess[str]:
-    """The same, to its end."""
-    with start_job(run, *words, attempt=attempt) as process:
+def run_job(run: RunDir, *words: str, attempt: int = 1, is_warm: bool = True) -> subprocess.CompletedProcess[str]:
+    """The same, to its end; in a process that had loaded its libraries, unless its memory is what the test looks at."""
+    with start_job(run, *words, attempt=attempt, python=warm.python() if is_warm else (sys.executable,)) as process:
         output, errors = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 

@@ -405,7 +405,7 @@ def test_a_host_without_enough_memory_keeps_the_whole_traceback(
     )
     run = make_run(tmp_path, spec)
 
-    ended = run_job(run, "train")
+    ended = run_job(run, "train", is_warm=False)
 
     (failure,) = events(run, kind="failure")
     assert ended.returncode == 1
