@@ -30,13 +30,24 @@ def is_of_shape(reader: Reader, run_id: str, spec: DFlashSpec) -> bool:
 def gpu_of(reader: Reader, run_id: str) -> str | None:
     """The model of the card it had, as its fingerprint has it; empty where it had none, None where nobody tells.
 
-    A run that was imported has no fingerprint.
+    A run that was imported has no fingerprint: there its own first word counts.
     """
     parts = json.loads(reader.document(run_id, Document.FINGERPRINT) or "{}")
     if "gpu" not in parts:
-        return None
+        return _gpu_told(reader, run_id)
     name = str(parts["gpu"])
     return "" if name == "none" else re.sub(r" \d+ bytes", "", name)
+
+
+def _gpu_told(reader: Reader, run_id: str) -> str | None:
+    """As the job said when it started."""
+    for event in reader.events(run_id, kinds=["start"]):
+        match event.fields.get("devices"):
+            case [{"kind": "cuda", "name": str(name)}, *_]:
+                return name
+            case [{"kind": "cpu"}, *_]:
+                return ""
+    return None
 
 
 def spec_of(reader: Reader, run_id: str) -> DFlashSpec | None:

@@ -23,7 +23,7 @@ from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
     from orchestrator.actions import plans, rank_places, recipes, trying, unknown_words
-    from orchestrator.verbs import measured, page, plan_page
+    from orchestrator.verbs import markdown, measured, page, plan_page
 else:
     plans = lazy("orchestrator.actions.plans")
     rank_places = lazy("orchestrator.actions.rank_places")
@@ -31,6 +31,7 @@ else:
     trying = lazy("orchestrator.actions.trying")
     unknown_words = lazy("orchestrator.actions.unknown_words")
     plan_page = lazy("orchestrator.verbs.plan_page")
+    markdown = lazy("orchestrator.verbs.markdown")
     measured = lazy("orchestrator.verbs.measured")
     page = lazy("orchestrator.verbs.page")
 
@@ -89,7 +90,7 @@ def ls(
 @verb(
     "show",
     exits=("0", "2", "5"),
-    examples=["draftyard show @last", "draftyard show @failed --oom", "draftyard show k7f3 --against 9hq2"],
+    examples=["draftyard show @last", "draftyard show @failed --oom --markdown", "draftyard show k7f3 --against 9hq2"],
 )
 @click.argument("selector", metavar="RUN", type=RUN)
 @click.option(
@@ -99,7 +100,8 @@ def ls(
     help="Hold its speed against this run (default: the newest earlier success of the same recipe).",
 )
 @click.option("--oom", is_flag=True, help="The failure alone: its whole traceback, every number found, what would fit.")
-def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool) -> None:
+@click.option("--markdown", "as_markdown", is_flag=True, help="The same page as Markdown, to paste into a report.")
+def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool, as_markdown: bool) -> None:
     """Show everything known about one run: state and its evidence, metrics, memory, failure, checkpoints.
 
     RUN is an id, a unique beginning of one (4 characters or more), @last or @failed: the newest training, as `ls`
@@ -112,12 +114,13 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool) -
         ranks = rank_places.rank_places(found.run, found.spec, {peak.rank for peak in found.peaks})
         terminal.document(**vars(found), ranks=ranks, fits=None if fits is None else plan_page.fits_document(fits))
         return
-    terminal.lines(page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom))
+    lines = page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom)
     if fits is not None:
         is_tried = trying.is_tried(terminal.places, found.run)
         own = [str(item) for item in found.launch.get("overrides") or ()]
         told = plan_page.fits_lines(fits, found.run, width=terminal.width, is_tried=is_tried, own=own)
-        terminal.lines(["", *told])
+        lines += ["", *told]
+    terminal.lines(markdown.as_markdown(lines) if as_markdown else lines)
     _say_if_unfollowed(terminal, [found.run])
 
 

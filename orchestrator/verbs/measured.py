@@ -36,7 +36,7 @@ def memory(page: RunPage, width: int) -> list[str]:
     """Peaks by stage of the newest attempt beside the plan's; kinds of peak are never mixed, empty columns left out."""
     predicted = {str(stage.get("name")): stage.get("allocated_bytes") for stage in page.plan.get("stages", [])}
     ranks = {place.rank: place for place in rank_places(page.run, page.spec, {peak.rank for peak in page.peaks})}
-    peaks = [peak for peak in _highest(page, ranks) if peak.stage in predicted or not page.rungs]
+    peaks = [peak for peak in _highest(page, ranks) if peak.stage in predicted or not (page.rungs and predicted)]
     if not peaks:
         return []
     planned = [None if _runs_target(peak, ranks) else predicted.get(peak.stage) for peak in peaks]  # a drafter's

