@@ -37,7 +37,7 @@ _IS_WHOLE = (
     """ && [ -z "$touched" ] && touch -c -r "$look" "$1" && echo '{"whole": true, "missing": []}'"""
 )
 ARGUMENT_BYTES = 40_000  # it is quoted once more by every hop
-MOST_BYTES = 2**63  # that a file system counts
+MOST = 2**64  # bytes or files that a file system counts
 ROUNDS = 4  # another client may take a part while we look
 
 
@@ -203,17 +203,18 @@ def _read(shell: StreamShell, tree: Tree, answer: dict[str, Any]) -> Answer:
 
 
 def _error(said: str, disk: object) -> ShipError:
-    """With the sum where the disk there is full."""
+    """With the sums where the disk there is full."""
     match disk:
-        case {"to_come_bytes": int(to_come), "free_bytes": int(free), "free_files": int(files)} if (
-            0 <= to_come <= MOST_BYTES and 0 <= free <= MOST_BYTES
-        ):
-            room = (
-                f"{format_size(free)} are free"
-                if files
-                else f"there is room for no further file ({format_size(free)} are free)"
+        case {
+            "to_come_bytes": int(to_come),
+            "free_bytes": int(free),
+            "to_come_files": int(num_to_come),
+            "free_files": int(num_free),
+        } if all(0 <= number <= MOST for number in (to_come, free, num_to_come, num_free)):
+            said += f": {format_size(to_come)} are still to be written there and {format_size(free)} are free"
+            return DiskFull(
+                said if num_free >= num_to_come else f"{said}, with room for {num_free} of {num_to_come} files"
             )
-            return DiskFull(f"{said}: {format_size(to_come)} are still to be written there and {room}")
     return ShipError(said)
 
 

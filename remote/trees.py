@@ -209,10 +209,13 @@ class Staging:
 def disk(work_dir: Path, entries: list[Entry]) -> dict[str, int]:
     """What a tree has yet to write to the disk of the work folder, and what that has left."""
     found = os.statvfs(next(place for place in (work_dir, *work_dir.parents) if place.is_dir()))
+    num_here = sum((_parts(work_dir) / sha).is_file() for sha in {entry[3] for entry in entries} - {""})
+    num_to_come = len(entries) - num_here
     return {
         "to_come_bytes": to_be_written(work_dir, entries),
         "free_bytes": found.f_bavail * found.f_frsize,
-        "free_files": found.f_favail if found.f_files else 1,  # some file systems have no such limit, and say 0 of 0
+        "to_come_files": num_to_come,
+        "free_files": found.f_favail if found.f_files else num_to_come,  # without such a limit: 0 of 0
     }
 
 

@@ -107,7 +107,8 @@ SENSIBLE = st.fixed_dictionaries(
         "missing": st.lists(st.lists(st.sampled_from(["a" * 64, "b" * 64, 0, 10, 11, -1, True]), max_size=3)) | JSON,
         "refused": st.text(max_size=5) | JSON,
         "error": JSON,
-        "disk": st.dictionaries(st.sampled_from(["to_come_bytes", "free_bytes", "free_files"]), JSON) | JSON,
+        "disk": st.dictionaries(st.sampled_from(["to_come_bytes", "free_bytes", "to_come_files", "free_files"]), JSON)
+        | JSON,
     },
 )
 

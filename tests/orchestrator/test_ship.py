@@ -36,7 +36,7 @@ from orchestrator.shell.local import LocalShell
 from orchestrator.shell.ssh import SshShell
 from orchestrator.shell.stream import Source, StreamShell
 from orchestrator.ship import _IS_WHOLE, Patience, ship
-from orchestrator.tree import ShipError, Tree, bundled_tree, git_tree, left_out, with_remote
+from orchestrator.tree import DiskFull, ShipError, Tree, bundled_tree, git_tree, left_out, with_remote
 from orchestrator.workplace import Workplace, run_script, workplace
 from remote.manifest import MARKER, Refused, check, link_stays_inside
 from remote.trees import Store
@@ -565,10 +565,10 @@ def test_a_disk_that_is_full_over_there_is_said(folder: Path, shell: StreamShell
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
+    """A file system of 8 MiB and 300 files."""
     disk = tmp_path / "small"
     disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=300", "none", str(disk)]
     if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     yield disk
@@ -599,6 +599,16 @@ def test_a_disk_that_fills_up_over_there_leaves_nothing_that_looks_whole_and_the
 
     assert there(shipped.path) == {entry.path: entry.source.read_bytes() for entry in tree.entries}
     assert shipped.sent_bytes < 5 * 1024**2
+
+
+def test_a_disk_that_takes_no_further_file_over_there_says_how_many(
+    folder: Path, shell: StreamShell, small_disk: Path
+) -> None:
+    for number in range(400):
+        (folder / f"f{number}").write_text(f"{number}")
+
+    with pytest.raises(DiskFull, match=r"MiB are free, with room for \d+ of \d+ files$"):
+        ship(git_tree(folder), shell, Workplace(f"{small_disk}/work", sys.executable, "/"))
 
 
 def test_a_put_onto_a_full_disk_says_so_and_leaves_the_old_file(
