@@ -50,6 +50,7 @@ with reporter.job():
     print("step 1", flush=True)
 """
 RECORDS_PER_S = 20_000  # the goal for ingest
+MOST_S = 1800  # a full run takes some minutes on a quiet machine; one that hangs ends here
 
 
 @dataclass(frozen=True)
@@ -381,6 +382,8 @@ def main() -> int:
     if lacking:
         parser.error(f"no {', '.join(lacking)} on this machine; they are what is compared with")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the folder and the server go away then too
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"not done within {MOST_S} s"))
+    signal.alarm(MOST_S)
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
         for row in measure(Path(folder), sizes, parts):
