@@ -152,6 +152,15 @@ def _echo(text: str) -> Meaning:
     return Meaning(EXCEPTION, "an echo: another process failed first, look for its failure", is_echo=True)
 
 
+def _unheard(text: str) -> Meaning:
+    hint = "it stood still, or its host could not be reached: look at that host and at the network between the two"
+    return Meaning(EXCEPTION, hint, is_echo=True)
+
+
+def _cut_off(text: str) -> Meaning:
+    return Meaning(EXCEPTION, "look at this host's network: `ip link`, the cable, lines of its driver in `dmesg`")
+
+
 def _kernel_limit(text: str) -> Meaning:
     hint = "a GPU kernel wants more on-chip shared memory than the card has (no VRAM is missing): smaller tiles or num_stages"
     return Meaning(EXCEPTION, hint, numbers(text))
@@ -181,6 +190,8 @@ _TABLE: tuple[_Rule, ...] = (
     # the bundled trainer's ranks name the one that ended: its own words are another process's failure
     (r"RankLost", r"\) failed: ", _echo),
     (r"RankLost", r"is gone without a word", _maybe_host),
+    (r"RankLost", r"was not heard for", _unheard),  # before it comes what another rank says of itself
+    (r"WayLost", r"by which this host reaches the others", _cut_off),
     # look-alikes
     (
         _ANY,

@@ -71,6 +71,18 @@ def test_the_first_cause_wins_over_later_echoes() -> None:
     assert (found[0].stage, found[0].step, found[0].reason) == ("backward", 12, "gpu_oom")
 
 
+def test_a_host_that_lost_its_interface_comes_before_the_other_that_only_heard_no_more_of_it() -> None:
+    heard = "rank 1 (target 0, node 1) was not heard for 15 s (process 7): it is frozen, or its machine is out of reach"
+    lost = "interface eth1, by which this host reaches the others, is down: the first host's launcher was not heard for 15 s"
+    witnesses = [
+        told("remote.drafter.watch.RankLost", heard, writer="rank0", at_s=5.0),
+        told("remote.drafter.watch.WayLost", lost, writer="rank1", at_s=9.0),
+    ]
+
+    assert [item.source for item in causes(Findings(told=witnesses))] == ["rank1", "rank0"]
+    assert causes(Findings(told=witnesses[:1]))[0].hint.startswith("it stood still, or its host could not be reached")
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "requested"),
     [
