@@ -169,7 +169,7 @@ def test_a_job_that_cannot_start_reports_why_and_exits_1(tmp_path: Path) -> None
 def test_a_users_mistake_is_one_line_in_the_log_and_a_bug_keeps_its_traceback(
     tmp_path: Path, job: str, tiny_target_spec, tiny_drafter_spec
 ) -> None:
-    """Muon on a processor is refused for every job alike; a layer of no kind is no mistake that anybody foresaw."""
+    """Muon on a processor is refused for every job alike; a width of 2**40 is no mistake that anybody foresaw."""
     spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, optim={"name": "muon"})
     run = make_run(tmp_path, spec)
     words = ["rung", "fwd"] if job == "rung" else ["train"]
@@ -185,9 +185,7 @@ def test_a_users_mistake_is_one_line_in_the_log_and_a_bug_keeps_its_traceback(
 
     broken = make_run(
         tmp_path / "bug",
-        replace(
-            spec, drafter=replace(spec.drafter, layer_types=["odd", "full"]), optim=replace(spec.optim, name="adamw")
-        ),
+        replace(spec, drafter=replace(spec.drafter, intermediate_size=2**40), optim=replace(spec.optim, name="adamw")),
     )
     ended = run_job(broken, *words)
 
