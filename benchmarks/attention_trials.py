@@ -1,6 +1,6 @@
 """Trials of attention kernels beside today's: each in a process of its own, checked, then timed.
 
-python -m benchmarks.attention_trials [--budget SECONDS] [--only TEXT] [--tiny]
+python -m benchmarks.attention_trials [--budget SECONDS] [--only TEXT]
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from benchmarks import attention_tma, step
+from benchmarks import step
 from remote.drafter.blocks import build_blocks, sample_anchors
-from remote.drafter.kernels import attention
-from remote.drafter.kernels.launch import power_of_two, precision
+from remote.drafter.kernels import attention, attention_hopper
+from remote.drafter.kernels.attention import Tile
+from remote.drafter.kernels.launch import power_of_two
+from remote.drafter.keys import KeyValues
 from remote.drafter.visibility import FULL, Visibility, visible, window_meaning
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -83,216 +86,151 @@ class Problem:
         return attention.read_ranges(self.seen, wide).seen_by
 
 
-def plain(tensor: Tensor, rows: int) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    flat = tensor.view(tensor.shape[0], -1)
-    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, tensor.shape[-1]])
-
-
-def matrix(tensor: Tensor, rows: int) -> Any:
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    flat = tensor.view(tensor.shape[0], -1)
-    layout = gl.NVMMASharedLayout(128, 16, 2)
-    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, tensor.shape[-1]], layout)
-
-
-def vector(tensor: Tensor, rows: int) -> Any:
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    flat = tensor.view(-1)
-    return TensorDescriptor(flat, list(flat.shape), [1], [rows], gl.NVMMASharedLayout(0, 32, 1))
-
-
 Run = tuple[Callable[[], object], list[tuple[str, Tensor, Tensor]]]
+HOPPER = attention.HOPPER_TILES
 
 
-def _group(p: Problem) -> dict[str, int]:
-    return {"BLOCK": p.size, "GROUP": p.group, "KV_HEADS": p.groups, "DIM": p.dim}
+def ranges_of(p: Problem, **tiles: Tile) -> attention.Ranges:
+    return attention.read_ranges(p.seen, replace(HOPPER, **tiles))
 
 
-def _slots(p: Problem) -> dict[str, int]:
-    return {"SLOTS": power_of_two(p.size), "GROUP_PAD": power_of_two(p.group)}
+def numbers(p: Problem) -> tuple[Tensor, Tensor]:
+    return p.log_sum[:, : p.tokens].contiguous(), p.delta[:, : p.tokens].contiguous()
 
 
-def _tiles(p: Problem, rows: int) -> int:
-    return -(-p.count * p.rows() // rows)
-
-
-def _own_turns(p: Problem, keys: int, rows: int = 128) -> int:
-    return -(-(rows // p.rows() * p.size) // keys)
-
-
-def gluon_context(p: Problem, stages: int, rows: int = 64) -> Run:
-    from benchmarks import attention_gluon
-
-    seen_by = p.seen_by(128)
-    grads = [torch.empty_like(p.key), torch.empty_like(p.value)]
-    own = _group(p)
+def forward(p: Problem, keys: int, stages: int) -> Run:
+    ranges, got = ranges_of(p, forward=Tile(128, keys, stages, 4)), []
 
     def run() -> None:
-        attention_gluon.context_gradient_kernel[(seen_by.shape[1] * p.groups,)](
-            matrix(p.query, rows), matrix(p.key, 64), matrix(p.value, 64), vector(p.log_sum, rows), matrix(p.grad_out, rows),
-            vector(p.delta, rows), p.ranges.start_T, p.ranges.end_T, *grads, seen_by, p.context, p.tokens, p.padded, p.scale,
-            **own, ROWS=rows, STAGES=stages, num_warps=4,
-        )  # fmt: skip
+        got[:] = attention.forward_pass(p.inputs, ranges)
 
-    return run, [("key", grads[0], p.grad_key), ("value", grads[1], p.grad_value)]
+    run()
+    return run, [("out", got[0], p.out), ("log_sum", got[1], numbers(p)[0])]
 
 
-def gluon_query(p: Problem, keys: int, stages: int) -> Run:
-    from benchmarks import attention_gluon
-
-    grad = torch.empty_like(p.query)
-
-    def run() -> None:
-        attention_gluon.query_gradient_kernel[(_tiles(p, 128) * p.groups,)](
-            p.query, *(matrix(each, keys) for each in p.inputs[1:]), p.ranges.start_T, p.ranges.end_T, p.log_sum, p.grad_out,
-            p.delta, grad, p.count, p.padded, p.scale, **_group(p), **_slots(p), KEYS=keys, OWN=_own_turns(p, keys),
-            STAGES=stages, CAUSAL=p.seen.causal, num_warps=4,
-        )  # fmt: skip
-
-    return run, [("query", grad, p.grad_query)]
-
-
-def gluon_forward(p: Problem, keys: int, stages: int) -> Run:
-    from benchmarks import attention_gluon
-
-    out, log_sum = torch.empty_like(p.query), torch.zeros_like(p.log_sum)
+def own(p: Problem, warps: int, stages: int) -> Run:
+    ranges, got, (log_sum, delta) = ranges_of(p), [], numbers(p)
+    shape = attention.Shape.of(p.inputs, ranges)
+    constants = attention_hopper.own_constants(shape) | {"num_warps": warps, "num_stages": stages}
+    found = attention_hopper.own_constants
+    attention_hopper.own_constants = lambda _shape: constants
 
     def run() -> None:
-        attention_gluon.forward_kernel[(_tiles(p, 128) * p.groups,)](
-            p.query, *(matrix(each, keys) for each in p.inputs[1:]), p.ranges.start_T, p.ranges.end_T, out, log_sum,
-            p.count, p.padded, p.scale, **_group(p), **_slots(p), KEYS=keys, OWN=_own_turns(p, keys), STAGES=stages,
-            CAUSAL=p.seen.causal, num_warps=4,
-        )  # fmt: skip
+        got[:] = attention_hopper.own_gradient_pass(p.inputs, ranges, shape, p.out, log_sum, p.grad_out)
 
-    return run, [("out", out, p.out), ("log_sum", log_sum, p.log_sum)]
+    run()
+    del found
+    return run, [("delta", got[0], delta), ("key", got[1], p.grad_block_key), ("value", got[2], p.grad_block_value)]
 
 
-def own_gradient(p: Problem, warps: int) -> Run:
-    delta, grads = torch.zeros_like(p.delta), [torch.empty_like(p.block_key), torch.empty_like(p.block_value)]
-    rows = max(128 if p.dim == 128 else 16, p.rows())
+def query(p: Problem, keys: int, stages: int) -> Run:
+    ranges, got, (log_sum, _) = ranges_of(p, query=Tile(128, keys, stages, 4)), [], numbers(p)
 
     def run() -> None:
-        attention_tma.own_gradient_kernel[(_tiles(p, rows) * p.groups,)](
-            p.query, p.block_key, p.block_value, p.out, p.log_sum, p.grad_out, delta, *grads, p.count, p.padded, p.scale,
-            **_group(p), **_slots(p), ROWS=rows, PRECISION=precision(p.query), CAUSAL=p.seen.causal, num_warps=warps,
-        )  # fmt: skip
+        got[:] = attention.query_gradient_pass(p.inputs, ranges, p.out, log_sum, p.grad_out)
 
+    run()
     return run, [
-        ("delta", delta, p.delta),
-        ("own key", grads[0], p.grad_block_key),
-        ("own value", grads[1], p.grad_block_value),
+        ("query", got[1], p.grad_query),
+        ("key", got[2], p.grad_block_key),
+        ("value", got[3], p.grad_block_value),
     ]
 
 
-def _keys_or(p: Problem, desc: bool, keys: int) -> list[Any]:
-    return [plain(each, keys) if desc else each for each in (p.key, p.value)]
-
-
-def tma_context(p: Problem, rows: int, keys: int, stages: int, warps: int, desc: bool = True, init: bool = True) -> Run:
-    seen_by = p.seen_by(keys)
-    grads = [torch.empty_like(p.key), torch.empty_like(p.value)]
-    log_sum, delta = (each[:, : p.tokens].contiguous() for each in (p.log_sum, p.delta))
+def context(p: Problem, rows: int, stages: int) -> Run:
+    ranges, got, (log_sum, delta) = ranges_of(p, context=Tile(rows, 128, stages, 4)), [], numbers(p)
 
     def run() -> None:
-        query, grad_out = (plain(each, rows) if desc else each for each in (p.query, p.grad_out))
-        attention_tma.context_gradient_kernel[(seen_by.shape[1] * p.groups,)](
-            query, *_keys_or(p, desc, keys), p.ranges.start_T, p.ranges.end_T, log_sum, grad_out, delta, *grads, seen_by,
-            p.context, p.tokens, p.scale, **_group(p), ROWS=rows, KEYS=keys, STAGES=stages, PRECISION=precision(p.query),
-            DESC=desc, WS=False, INIT=init, EARLY=False, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+        got[:] = attention.context_gradient_pass(p.inputs, ranges, log_sum, p.grad_out, delta)
 
-    return run, [("key", grads[0], p.grad_key), ("value", grads[1], p.grad_value)]
+    run()
+    return run, [("key", got[0], p.grad_key), ("value", got[1], p.grad_value)]
 
 
-def tma_query(
-    p: Problem, keys: int, stages: int, warps: int, desc: bool = True, qreg: bool = False, rows: int = 128
-) -> Run:
-    log_sum, delta = p.log_sum[:, : p.tokens].contiguous(), torch.empty_like(p.delta[:, : p.tokens].contiguous())
-    grads = [torch.empty_like(each) for each in (p.query, p.block_key, p.block_value)]
+def whole(p: Problem, tiles: attention.Tiles) -> Run:
+    """Forward and backward as a layer calls them."""
+    attend, got = attention.plan(p.seen, tiles=tiles), []
+    inputs = [each.clone().requires_grad_() for each in p.inputs]
 
     def run() -> None:
-        attention_tma.query_gradient_kernel[(_tiles(p, rows) * p.groups,)](
-            p.query, *_keys_or(p, desc, keys), p.block_key, p.block_value, p.ranges.start_T, p.ranges.end_T, p.out, log_sum,
-            p.grad_out, delta, *grads, p.context, p.count, p.scale, **_group(p), **_slots(p), ROWS=rows, KEYS=keys,
-            STAGES=stages, PRECISION=precision(p.query), CAUSAL=p.seen.causal, DESC=desc, QREG=qreg, WS=False,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+        out = attend(inputs[0], KeyValues(*inputs[1:]))
+        got[:] = [out, *torch.autograd.grad(out, inputs, p.grad_out)]
 
-    return run, [
-        ("query", grads[0], p.grad_query),
-        ("own key", grads[1], p.grad_block_key),
-        ("delta", delta, p.delta[:, : p.tokens]),
-    ]
-
-
-def tma_forward(
-    p: Problem, keys: int, stages: int, warps: int, desc: bool = True, qreg: bool = False, rows: int = 128
-) -> Run:
-    out, log_sum = torch.empty_like(p.query), torch.empty_like(p.log_sum[:, : p.tokens].contiguous())
-
-    def run() -> None:
-        attention_tma.forward_kernel[(_tiles(p, rows) * p.groups,)](
-            p.query, *_keys_or(p, desc, keys), p.block_key, p.block_value, p.ranges.start_T, p.ranges.end_T, out, log_sum,
-            p.context, p.count, p.scale, **_group(p), **_slots(p), ROWS=rows, KEYS=keys, STAGES=stages,
-            PRECISION=precision(p.query), CAUSAL=p.seen.causal, DESC=desc, QREG=qreg, WS=False, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-
-    return run, [("out", out, p.out), ("log_sum", log_sum, p.log_sum[:, : p.tokens])]
-
-
-def today(p: Problem, part: str) -> Run:
-    if part == "forward":
-        return (lambda: attention.forward_pass(p.inputs, p.ranges)), []
-    if part == "query":
-        return (lambda: attention.query_gradient_pass(p.inputs, p.ranges, p.out, p.log_sum_old, p.grad_out)), []
-    if part == "ranges":
-        return (lambda: attention.read_ranges(p.seen, attention.LARGE_TILES)), []
-    return (lambda: attention.context_gradient_pass(p.inputs, p.ranges, p.log_sum_old, p.grad_out, p.delta_old)), []
+    run()
+    known = (p.out, p.grad_query, p.grad_key, p.grad_value, p.grad_block_key, p.grad_block_value)
+    return run, [(f"{index}", ours, theirs) for index, (ours, theirs) in enumerate(zip(got, known, strict=True))]
 
 
 VARIANTS: dict[str, Callable[[Problem], Run]] = {
-    "gluon context st3": lambda p: gluon_context(p, 3),
-    "gluon query k64 st4": lambda p: gluon_query(p, 64, 4),
-    "gluon forward k128 st3": lambda p: gluon_forward(p, 128, 3),
-    "today forward": lambda p: today(p, "forward"),
-    "today query": lambda p: today(p, "query"),
-    "today context": lambda p: today(p, "context"),
-    "own w8": lambda p: own_gradient(p, 8),
-    "tma context 64x64 st2 w4": lambda p: tma_context(p, 64, 64, 2, 4),
-    "tma query k64 st3 w8": lambda p: tma_query(p, 64, 3, 8),
-    "tma forward k128 st2 w8": lambda p: tma_forward(p, 128, 2, 8),
-    "gluon forward k64 st6": lambda p: gluon_forward(p, 64, 6),
-    "gluon forward k128 st2": lambda p: gluon_forward(p, 128, 2),
-    "gluon query k64 st6": lambda p: gluon_query(p, 64, 6),
-    "gluon query k64 st2": lambda p: gluon_query(p, 64, 2),
-    "gluon context st2": lambda p: gluon_context(p, 2),
-    "gluon context st4": lambda p: gluon_context(p, 4),
-    "tma forward k64 st3 w8": lambda p: tma_forward(p, 64, 3, 8),
-    "tma query k64 st2 w8 qreg": lambda p: tma_query(p, 64, 2, 8, qreg=True),
-    "tma context 64x64 st2 w4 no init": lambda p: tma_context(p, 64, 64, 2, 4, init=False),
-    "tma context 64x64 st3 w4": lambda p: tma_context(p, 64, 64, 3, 4),
-    "tma context 32x128 st3 w8": lambda p: tma_context(p, 32, 128, 3, 8),
-    "tma context 64x128 st2 w8": lambda p: tma_context(p, 64, 128, 2, 8),
-    "tma forward k64 st2 w4": lambda p: tma_forward(p, 64, 2, 4),
-    "own w4": lambda p: own_gradient(p, 4),
-    "today ranges": lambda p: today(p, "ranges"),
+    "whole, Hopper": lambda p: whole(p, HOPPER),
+    "whole, large tiles": lambda p: whole(p, attention.LARGE_TILES),
+    "own w4 s1": lambda p: own(p, 4, 1),
+    "own w4 s2": lambda p: own(p, 4, 2),
+    "own w2 s1": lambda p: own(p, 2, 1),
+    "own w8 s1": lambda p: own(p, 8, 1),
+    "own w4 s3": lambda p: own(p, 4, 3),
+    "forward k128 st3": lambda p: forward(p, 128, 3),
+    "query with own, k64 st4": lambda p: query(p, 64, 4),
+    "context r64 st3": lambda p: context(p, 64, 3),
+    "query with own, k64 st2": lambda p: query(p, 64, 2),
+    "query with own, k64 st3": lambda p: query(p, 64, 3),
+    "query with own, k32 st6": lambda p: query(p, 32, 6),
+    "context r32 st4": lambda p: context(p, 32, 4),
+    "forward k128 st2": lambda p: forward(p, 128, 2),
+    "forward k64 st4": lambda p: forward(p, 64, 4),
 }
-TINY: dict[str, Callable[[Problem], Run]] = {
-    "today query": lambda p: today(p, "query"),
-    "own w8": lambda p: own_gradient(p, 8),
-    "tma context": lambda p: tma_context(p, 8, 16, 1, 4, desc=False),
-    "tma context, no init": lambda p: tma_context(p, 16, 32, 1, 4, desc=False, init=False),
-    "tma query": lambda p: tma_query(p, 16, 1, 4, desc=False, qreg=True),
-    "tma forward": lambda p: tma_forward(p, 16, 1, 4, desc=False),
-    "tma forward desc": lambda p: tma_forward(p, 16, 1, 4),
-    "tma context desc": lambda p: tma_context(p, 8, 16, 1, 4),
-}
+
+# rule, documents, blocks, tokens of a block, heads, key/value heads, head size, dtype
+CHECKS = (
+    ("full", (300, 170, 1), 61, 12, 32, 8, 128, BF16),
+    ("specforge", (300, 170, 1), 61, 32, 32, 8, 128, BF16),
+    ("modelopt", (300, 170, 1), 61, 12, 32, 8, 128, BF16),
+    ("speculators", (300, 170, 1), 61, 24, 32, 8, 128, BF16),
+    ("automodel", (1000, 500), 61, 16, 6, 2, 128, BF16),
+    ("specforge", (40, 23), 9, 7, 3, 3, 128, BF16),
+    ("full", (2000, 900), 100, 64, 14, 7, 64, BF16),
+    ("full", (900, 700), 200, 16, 8, 8, 64, torch.float16),
+    ("full", (1, 1), 3, 8, 32, 4, 128, BF16),
+    ("specforge", (700,), 50, 2, 32, 1, 128, BF16),
+)
+
+
+def check(index: int) -> dict[str, object]:
+    """Output and gradients against the reference in float64, each tensor's worst error; and the same bits twice."""
+    rule, lengths, count, size, heads, groups, dim, dtype = CHECKS[index]
+    row = step.packed_row(lengths, 1000)
+    drawn = sample_anchors(
+        row, num_slots=count, max_anchors=count, per="row", generator=torch.Generator().manual_seed(1)
+    )
+    blocks = build_blocks(row, *drawn, block_size=size, mask_token_id=3).to("cuda")
+    seen = visible(FULL if rule == "full" else window_meaning(rule, max(70, size)), blocks, sum(lengths))
+    generator = torch.Generator("cuda").manual_seed(5)
+    sizes = [(count * size, heads, dim), *[(sum(lengths), groups, dim)] * 2, *[(count * size, groups, dim)] * 2]
+    drawn_inputs = [torch.randn(each, generator=generator, device="cuda").to(dtype) for each in sizes]
+    grad_out = torch.randn(sizes[0], generator=generator, device="cuda").to(dtype)
+
+    def results(inputs: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
+        inputs = [each.clone().requires_grad_() for each in inputs]
+        out = attend(inputs[0], KeyValues(*inputs[1:]))
+        return [out.detach(), *torch.autograd.grad(out, inputs, grad_out.to(out.dtype), allow_unused=True)]  # type: ignore[list-item]
+
+    ours, again = (results(drawn_inputs, attention.plan(seen)) for _ in range(2))
+    oracle = results(
+        [each.double() for each in drawn_inputs], lambda q, keys: attention.attention_reference(q, keys, seen)
+    )
+    used = attention.tiles_for(drawn_inputs[0]).is_hopper
+    errors = [
+        float("nan") if theirs is None else off64(mine, theirs) for mine, theirs in zip(ours, oracle, strict=True)
+    ]
+    return {
+        "check": [str(each) for each in CHECKS[index]], "hopper": used, "off": [f"{each:.1e}" for each in errors],
+        "same bits": all(torch.equal(a, b) for a, b in zip(ours, again, strict=True)),
+    }  # fmt: skip
+
+
+def off64(ours: Tensor, theirs: Tensor) -> float:
+    norm = float(theirs.norm())
+    return float((ours.double() - theirs).norm()) / (norm if norm else 1.0)
 
 
 def off(ours: Tensor, theirs: Tensor) -> float:
@@ -308,44 +246,40 @@ def time_ms(run: Callable[[], object], count: int) -> list[float]:
         run()
         mark.record()
     torch.cuda.synchronize()
-    return [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+    return [before.elapsed_time(after) for before, after in pairwise(marks)]
 
 
-def work(name: str, tiny: bool) -> None:
-    """One variant under both rules; a JSON line each."""
-    for rule in ("full", "window"):
+def work(name: str) -> None:
+    """One variant under both rules, or one check; a JSON line each."""
+    for rule in ("check",) if name.startswith("check") else ("full", "window"):
         line: dict[str, object] = {"variant": name, "rule": rule}
         try:
-            problem = Problem(rule, tiny)
-            run, compared = (TINY if tiny else VARIANTS)[name](problem)
-            run()
-            if not tiny:
-                torch.cuda.synchronize()
-            line["off"] = {what: float(f"{off(ours, theirs):.2e}") for what, ours, theirs in compared}
-            again = [ours.clone() for _, ours, _ in compared]
-            run()
-            line["same bits"] = all(torch.equal(a, ours) for a, (_, ours, _) in zip(again, compared, strict=True))
-            if not tiny:
-                times = sorted(time_ms(run, 12))
-                line |= {"ms": round(times[len(times) // 2], 3), "least_ms": round(times[0], 3)}
+            line |= check(int(name.split()[1])) if rule == "check" else timed(name, rule)
         except Exception as error:  # noqa: BLE001 - the next variant is still of interest
             line["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         print(json.dumps(line), flush=True)
+
+
+def timed(name: str, rule: str) -> dict[str, object]:
+    run, compared = VARIANTS[name](Problem(rule, False))
+    torch.cuda.synchronize()
+    times = sorted(time_ms(run, 12))
+    found = {what: float(f"{off(ours, theirs):.2e}") for what, ours, theirs in compared}
+    return {"off": found, "ms": round(times[len(times) // 2], 3), "least_ms": round(times[0], 3)}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget", type=float, default=300.0)
     parser.add_argument("--only", default="")
-    parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--worker", default=None)
     parser.add_argument("--limit", type=float, default=75.0, help="seconds for one variant")
     options = parser.parse_args(arguments)
     if options.worker:
-        work(options.worker, options.tiny)
+        work(options.worker)
         return 0
     started = time.monotonic()
-    for name in TINY if options.tiny else VARIANTS:
+    for name in (*list(VARIANTS)[:2], *(f"check {index}" for index in range(len(CHECKS))), *list(VARIANTS)[2:]):
         if options.only not in name:
             continue
         if time.monotonic() - started > options.budget:
@@ -357,13 +291,10 @@ def main(arguments: Sequence[str]) -> int:
             "benchmarks.attention_trials",
             "--worker",
             name,
-            *(["--tiny"] if options.tiny else []),
         ]
         began = time.monotonic()
         try:
-            done = subprocess.run(
-                command, timeout=options.limit * (10 if options.tiny else 1), capture_output=True, text=True
-            )
+            done = subprocess.run(command, timeout=options.limit, capture_output=True, text=True)
             printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
             print("\n".join(printed) or json.dumps({"variant": name, "error": done.stderr[-400:]}), flush=True)
         except subprocess.TimeoutExpired as error:

@@ -11,7 +11,7 @@ import torch
 
 # What the kernels of attention are called, in every variant; a gathered copy of keys is not among them.
 ATTENTION_KERNELS = (
-    "forward_kernel", "query_gradient_kernel", "context_gradient_kernel",  # this project's
+    "forward_kernel", "query_gradient_kernel", "context_gradient_kernel", "own_gradient_kernel",  # this project's
     "flex", "fmha", "flash", "mem_eff", "cudnn_generated", "sdpa",
 )  # fmt: skip
 

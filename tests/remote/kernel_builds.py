@@ -15,9 +15,24 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from remote.drafter.kernels import adamw, attention, cross_entropy, norm, swiglu
-from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
+from remote.drafter.kernels import (
+    adamw,
+    attention,
+    attention_hopper,
+    attention_hopper_backward,
+    attention_hopper_forward,
+    cross_entropy,
+    norm,
+    swiglu,
+)
+from remote.drafter.kernels.attention_backward import (
+    context_gradient_kernel,
+    own_gradient_kernel,
+    query_gradient_kernel,
+)
 from remote.drafter.kernels.attention_forward import forward_kernel
 
 POINTERS = {"log_sum_ptr": "*fp32", "delta_ptr": "*fp32", "start_ptr": "*i32", "end_ptr": "*i32", "seen_by_ptr": "*i32"}
@@ -25,14 +40,23 @@ FLOATS = ("scale", "eps", "hard", "soft")
 FLOATS += ("decay", "step_size", "correction", "beta1", "rest1", "beta2", "rest2")  # of an update
 
 
-def build(kernel: Any, constants: dict[str, Any], *, capability: int, pointers: dict[str, str] | None = None) -> Any:
-    """The compiled kernel; pointers are aligned and bf16 unless named otherwise."""
+def build(
+    kernel: Any,
+    constants: dict[str, Any],
+    *,
+    capability: int,
+    pointers: dict[str, str] | None = None,
+    copied: dict[str, str] | None = None,
+) -> Any:
+    """The compiled kernel; pointers are aligned and bf16 unless named otherwise. `copied`: types of what Gluon copies."""
     constants = dict(constants)
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
+        elif copied and name in copied:
+            signature[name] = copied[name]
         elif name.endswith("_ptr"):
             signature[name] = (POINTERS | (pointers or {})).get(name, "*bf16")
             attributes[(index,)] = [["tt.divisibility", 16]]
@@ -41,7 +65,8 @@ def build(kernel: Any, constants: dict[str, Any], *, capability: int, pointers: 
             if name == "count":  # of a weight's numbers
                 attributes[(index,)] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
+    source_of = GluonASTSource if copied else ASTSource
+    source = source_of(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -57,7 +82,7 @@ def builds(capability: int, part: str = "all") -> Iterator[tuple[str, Any]]:
 
 def _attention_builds(capability: int) -> Iterator[tuple[str, Any]]:
     tiles = attention.LARGE_TILES if capability == 90 else attention.SMALL_TILES
-    shape = attention._Shape(1024 * 32, 8000, 32, 8, 4, 128, "tf32")
+    shape = attention.Shape(1024 * 32, 8000, 32, 8, 4, 128, "tf32")
     whole = {"CAUSAL": False}
     forward = shape.constants(tiles.forward, is_whole=True) | whole
     yield "attention forward", build(forward_kernel, forward, capability=capability)
@@ -65,6 +90,31 @@ def _attention_builds(capability: int) -> Iterator[tuple[str, Any]]:
     yield "attention query gradient", build(query_gradient_kernel, query, capability=capability)
     context = shape.constants(tiles.context, is_whole=False)
     yield "attention context gradient", build(context_gradient_kernel, context, capability=capability)
+    if capability == 90:
+        yield from _hopper_builds(shape, whole)
+
+
+def _hopper_builds(shape: attention.Shape, whole: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    tiles = attention.HOPPER_TILES
+    own = attention_hopper.own_constants(shape) | whole
+    yield "own gradients", build(own_gradient_kernel, own, capability=90)
+    for name, kernel, tile in (
+        ("Hopper forward", attention_hopper_forward.forward_kernel, tiles.forward),
+        ("Hopper query gradient", attention_hopper_backward.query_gradient_kernel, tiles.query),
+    ):
+        copied = dict.fromkeys(("keys", "values", "block_keys", "block_values"), _copied(tile.keys, shape.head_dim))
+        yield name, build(kernel, attention_hopper.constants(shape, tile) | whole, capability=90, copied=copied)
+    rows = tiles.context.rows
+    copied = dict.fromkeys(("keys", "values"), _copied(attention_hopper.CONTEXT_KEYS // 2, shape.head_dim))
+    copied |= dict.fromkeys(("queries", "grads"), _copied(rows, shape.head_dim))
+    copied |= dict.fromkeys(("log_sums", "deltas"), f"tensordesc<fp32[{rows}],{gl.NVMMASharedLayout(0, 32, 1)!r}>")
+    context = attention_hopper.context_constants(shape, tiles.context)
+    kernel = attention_hopper_backward.context_gradient_kernel
+    yield "Hopper context gradient", build(kernel, context, capability=90, copied=copied)
+
+
+def _copied(rows: int, width: int) -> str:
+    return f"tensordesc<bf16[{rows}, {width}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
 
 
 def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:

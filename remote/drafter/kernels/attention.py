@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from remote.drafter.kernels import launch
+from remote.drafter.kernels import attention_hopper, launch
 from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
 from remote.drafter.kernels.attention_forward import forward_kernel
 from remote.drafter.kernels.launch import can_launch, power_of_two, precision
@@ -50,8 +50,10 @@ class Tiles:
     forward: Tile
     query: Tile
     context: Tile
+    is_hopper: bool = False  # the kernels of `attention_hopper`: of a tile, how many warps and rows are theirs to say
 
 
+HOPPER_TILES = Tiles(Tile(128, 128, 3, 4), Tile(128, 64, 4, 4), Tile(64, 128, 3, 4), is_hopper=True)
 LARGE_TILES = Tiles(Tile(128, 64, 2, 4), Tile(128, 64, 3, 8), Tile(64, 64, 2, 4))
 SMALL_TILES = Tiles(Tile(128, 64, 2, 8), Tile(128, 32, 2, 8), Tile(64, 64, 2, 4))
 LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))  # compute capabilities with 160 KiB and more
@@ -66,7 +68,7 @@ def plan(visibility: Visibility, *, tiles: Tiles | None = None) -> Callable[[Ten
         if not can_launch(query_TQD) or (tiles is None and not _fit(query_TQD, keys, visibility)):
             return attention_reference(query_TQD, keys, visibility)
         if not ranges:
-            ranges.append(read_ranges(visibility, tiles or _tiles(query_TQD.device)))
+            ranges.append(read_ranges(visibility, tiles or tiles_for(query_TQD)))
         inputs = [tensor.contiguous() for tensor in (query_TQD, *keys)]
         out: Tensor = _RangedAttention.apply(*inputs, ranges[0], made_from)
         return out
@@ -147,7 +149,11 @@ def read_ranges(visibility: Visibility, tiles: Tiles) -> Ranges:
     )
 
 
-def _tiles(device: torch.device) -> Tiles:
+def tiles_for(query_TQD: Tensor) -> Tiles:
+    """Those of this card and these numbers."""
+    device = query_TQD.device
+    if attention_hopper.can_launch(query_TQD):
+        return HOPPER_TILES
     if device.type == "cuda" and torch.cuda.get_device_capability(device) not in LARGE_SHARED_MEMORY:
         return SMALL_TILES
     return LARGE_TILES
@@ -185,7 +191,9 @@ class _RangedAttention(torch.autograd.Function):
 
 def forward_pass(inputs: Sequence[Tensor], ranges: Ranges) -> tuple[Tensor, Tensor]:
     """The output and each row's log-sum-exp in base two."""
-    shape, out = _Shape.of(inputs, ranges), torch.empty_like(inputs[0])
+    shape, out = Shape.of(inputs, ranges), torch.empty_like(inputs[0])
+    if ranges.tiles.is_hopper:
+        return attention_hopper.forward_pass(inputs, ranges, shape)
     numbers = (shape.num_kv_heads, shape.num_blocks * shape.block_rows)  # one for every row, padding included
     log_sum = out.new_empty(numbers, dtype=torch.float32)
     tile = ranges.tiles.forward
@@ -201,7 +209,9 @@ def query_gradient_pass(
 ) -> tuple[Tensor, ...]:
     """Each row's Σ out·grad_out, then the gradients of query, block key and block value."""
     query, _, _, block_key, block_value = inputs
-    shape, tile = _Shape.of(inputs, ranges), ranges.tiles.query
+    shape, tile = Shape.of(inputs, ranges), ranges.tiles.query
+    if ranges.tiles.is_hopper:
+        return attention_hopper.query_gradient_pass(inputs, ranges, shape, out, log_sum, grad_out)
     delta, grads = torch.empty_like(log_sum), [torch.empty_like(each) for each in (query, block_key, block_value)]
     query_gradient_kernel[shape.grid(tile)](
         *inputs, ranges.start_T, ranges.end_T, out, log_sum, grad_out, delta, *grads,
@@ -215,11 +225,10 @@ def context_gradient_pass(
 ) -> tuple[Tensor, ...]:
     """The gradients of context key and value."""
     query, key, value, _, _ = inputs
-    shape, tile, grads = (
-        _Shape.of(inputs, ranges),
-        ranges.tiles.context,
-        (torch.empty_like(key), torch.empty_like(value)),
-    )
+    shape, tile = Shape.of(inputs, ranges), ranges.tiles.context
+    if ranges.tiles.is_hopper:
+        return attention_hopper.context_gradient_pass(inputs, ranges, shape, log_sum, grad_out, delta)
+    grads = torch.empty_like(key), torch.empty_like(value)
     context_gradient_kernel[(ranges.seen_by.shape[1] * shape.num_kv_heads,)](
         query, key, value, ranges.start_T, ranges.end_T, log_sum, grad_out, delta, *grads, ranges.seen_by,
         *shape.lengths, shape.scale, **shape.constants(tile, is_whole=False),
@@ -228,7 +237,7 @@ def context_gradient_pass(
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     num_tokens: int
     num_context: int
     block_size: int
@@ -238,7 +247,7 @@ class _Shape:
     precision: str
 
     @classmethod
-    def of(cls, inputs: Sequence[Tensor], ranges: Ranges) -> _Shape:
+    def of(cls, inputs: Sequence[Tensor], ranges: Ranges) -> Shape:
         query, context_key, *_ = inputs
         (num_tokens, num_heads, head_dim), num_kv_heads = query.shape, context_key.shape[1]
         size, group = ranges.visibility.block_size, num_heads // num_kv_heads
@@ -264,8 +273,7 @@ class _Shape:
         rows = max(tile.rows, self.block_rows)
         return -(-self.num_blocks * self.block_rows // rows), self.num_kv_heads
 
-    def constants(self, tile: Tile, *, is_whole: bool) -> dict[str, Any]:
-        """What the kernels are compiled for. `is_whole`: a tile must hold whole blocks, whose keys it owns."""
+    def widths(self) -> dict[str, Any]:
         return {
             "BLOCK": self.block_size,
             "SLOTS": power_of_two(self.block_size),
@@ -273,6 +281,11 @@ class _Shape:
             "GROUP_PAD": power_of_two(self.group),
             "KV_HEADS": self.num_kv_heads,
             "DIM": self.head_dim,
+        }
+
+    def constants(self, tile: Tile, *, is_whole: bool) -> dict[str, Any]:
+        """What the kernels are compiled for. `is_whole`: a tile must hold whole blocks, whose keys it owns."""
+        return self.widths() | {
             "ROWS": max(tile.rows, self.block_rows) if is_whole else tile.rows,
             "KEYS": tile.keys,
             "STAGES": tile.stages,

@@ -1,4 +1,4 @@
-"""The backward kernels of `attention`: one over tiles of rows, one over tiles of context; neither needs atomics.
+"""The backward kernels of `attention`: one over tiles of rows, one over tiles of context; none needs atomics.
 
 Row r of all is slot r % SLOTS of head r // SLOTS % GROUP_PAD in block r // (SLOTS · GROUP_PAD); slots and the heads of a group
 are padded to powers of two. Scores are in base two: exp2 is what the hardware has. Host side and reference: `attention`.
@@ -172,3 +172,45 @@ def context_gradient_kernel(
         PRECISION)  # fmt: skip
     tl.store(grad_key_ptr + at_key, (grad_key * scale).to(key.dtype), mask=is_key)
     tl.store(grad_value_ptr + at_key, grad_value.to(value.dtype), mask=is_key)
+
+
+@jit(LENGTHS[1:])
+def own_gradient_kernel(
+    query_ptr, block_key_ptr, block_value_ptr, out_ptr, log_sum_ptr, grad_out_ptr, delta_ptr, grad_block_key_ptr,
+    grad_block_value_ptr, num_blocks, scale,
+    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    PRECISION: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """For `attention_hopper`: gradients of one block's own keys and values; leaves delta = Σ out·grad_out, (heads, tokens)."""
+    block = tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
+    slot = tl.arange(0, SLOTS)
+    is_token = slot < BLOCK
+    token = block * BLOCK + slot
+    dim = tl.arange(0, DIM)
+    at_own = ((token.to(tl.int64) * KV_HEADS + kv_head) * DIM)[:, None] + dim[None, :]
+    key = tl.load(block_key_ptr + at_own, mask=is_token[:, None], other=0.0)
+    value = tl.load(block_value_ptr + at_own, mask=is_token[:, None], other=0.0)
+    sees = is_token[:, None] & is_token[None, :]  # keys in the rows
+    if CAUSAL:
+        sees = sees & (slot[:, None] <= slot[None, :])
+    grad_key = tl.zeros([SLOTS, DIM], dtype=tl.float32)
+    grad_value = tl.zeros([SLOTS, DIM], dtype=tl.float32)
+    for index in tl.range(0, GROUP):
+        head = kv_head * GROUP + index
+        at_row = ((token.to(tl.int64) * (KV_HEADS * GROUP) + head) * DIM)[:, None] + dim[None, :]
+        at_number = head * (num_blocks * BLOCK) + token
+        query = tl.load(query_ptr + at_row, mask=is_token[:, None], other=0.0)
+        out = tl.load(out_ptr + at_row, mask=is_token[:, None], other=0.0)
+        grad_out = tl.load(grad_out_ptr + at_row, mask=is_token[:, None], other=0.0)
+        log_sum = tl.load(log_sum_ptr + at_number, mask=is_token, other=0.0)
+        delta = tl.sum(out.to(tl.float32) * grad_out.to(tl.float32), 1)
+        tl.store(delta_ptr + at_number, delta, mask=is_token)
+        score = tl.dot(key, tl.trans(query), input_precision=PRECISION) * (scale * 1.4426950408889634)
+        share = tl.exp2(tl.where(sees, score, float("-inf")) - log_sum[None, :])
+        grad_value = tl.dot(share.to(grad_out.dtype), grad_out, grad_value, input_precision=PRECISION)
+        grad_share = tl.dot(value, tl.trans(grad_out), input_precision=PRECISION)
+        grad_score = (share * (grad_share - delta[None, :])).to(query.dtype)
+        grad_key = tl.dot(grad_score, query, grad_key, input_precision=PRECISION)
+    tl.store(grad_block_value_ptr + at_own, grad_value.to(value.dtype), mask=is_token[:, None])
+    tl.store(grad_block_key_ptr + at_own, (grad_key * scale).to(key.dtype), mask=is_token[:, None])
