@@ -120,26 +120,6 @@ async def test_what_is_no_database_is_said_until_one_is_there_again(
         assert "qwen27b/ddtree" in screen_text(app)
 
 
-@pytest.mark.parametrize("content", [b"no database" * 100, b""], ids=["garbage", "nothing"])
-def test_a_database_written_over_where_it_lies_is_a_fault_though_its_log_still_holds_rows(
-    content: bytes, yard_copy: Path
-) -> None:
-    """SQLite reads on from the write-ahead log: as if nothing had happened."""
-    room = Room(yard_copy)
-    with contextlib.closing(room), Yard(yard_copy).store as store:  # who has it open keeps the log there
-        store.tag(LIVE, add=["fresh"])
-        assert room.read(Ask(), NOW_S) is not None
-        whole = yard_copy.read_bytes()
-        yard_copy.write_bytes(content)
-        with pytest.raises(StoreError, match=r"runs\.db is not a database any more"):
-            room.read(Ask(), NOW_S)
-        yard_copy.write_bytes(whole)
-
-        again = room.read(Ask(), NOW_S)
-
-    assert again is not None
-
-
 @pytest.mark.parametrize("closed", ["runs.db", "."])
 def test_a_database_closed_to_this_user_is_a_fault_until_it_is_opened_to_them(closed: str, filled_yard: Path) -> None:
     """By its own mode or by its folder's."""
