@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -18,20 +19,18 @@ from orchestrator.shell.connect import connect
 from orchestrator.shell.stream import StreamShell
 from tests import sshd
 
-# Tests run side by side in several processes: each has addresses of its own.
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-
-
-def network(number: int) -> str:
-    return f"198.18.{10 * WORKER + number + 10}"
+# Tests run side by side in several processes, of one suite and of others: each host takes a network of four addresses
+# for itself by making the link of that number, which the kernel lets nobody make twice.
+NUM_NETWORKS = 2**14  # of four addresses in 198.18.0.0/16, which RFC 2544 sets apart for tests
 
 
 @dataclass
 class Away:
     """A machine behind a link that can be cut."""
 
-    name: str
+    name: str  # of its namespace
     link: str
+    address: str
     shell: StreamShell
     config: Path
     server: sshd.Server
@@ -51,51 +50,47 @@ def why_not() -> str | None:
     return None if tried.returncode == 0 else f"ip netns: {tried.stderr.decode(errors='replace').strip()}"
 
 
+def ip(*words: str, check: bool = True) -> bool:
+    return subprocess.run(["ip", *words], check=check, capture_output=True).returncode == 0
+
+
 def away(number: int, folder: Path, stack: contextlib.ExitStack) -> Away:
-    name, link, base = f"dy{os.getpid()}-{number}", f"dy{os.getpid() % 10000}v{number}", network(number)
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
+    name = f"dy{os.getpid()}-{number}"
     ip("netns", "add", name)
-    stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-    ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-    # By itself it goes some time after its namespace: too late for the next test's, which has the same name.
-    stack.callback(subprocess.run, ["ip", "link", "del", link], check=False)
-    ip("addr", "add", f"{base}.1/30", "dev", link)
+    stack.callback(ip, "netns", "del", name, check=False)
+    link, ours, theirs = _network_of_its_own(name)
+    # By itself it goes some time after its namespace: too late for whoever takes the number next.
+    stack.callback(ip, "link", "del", link, check=False)
+    ip("addr", "add", f"{ours}/30", "dev", link)
     ip("link", "set", link, "up")
     for words in (
-        ["addr", "add", f"{base}.2/30", "dev", "eth0"],
+        ["addr", "add", f"{theirs}/30", "dev", "eth0"],
         ["link", "set", "eth0", "up"],
         ["link", "set", "lo", "up"],
     ):
         ip("-n", name, *words)
-    server = stack.enter_context(sshd.running(folder / name, alias=name, address=f"{base}.2", netns=name))
+    server = stack.enter_context(sshd.running(folder / name, alias=name, address=theirs, netns=name))
     shell = connect(Hosts.load(None, server.config_file).find(name))
     stack.callback(shell.close)
-    return Away(name, link, shell, server.config_file, server)
+    return Away(name, link, theirs, shell, server.config_file, server)
+
+
+def _network_of_its_own(name: str) -> tuple[str, str, str]:
+    """The link into a namespace, made, and the addresses of this machine and of the namespace on it."""
+    for _ in range(100):
+        number = secrets.randbelow(NUM_NETWORKS)
+        link, base = f"dyv{number}", f"198.18.{number // 64}.{number % 64 * 4}"
+        if ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name, check=False):
+            start, _, last = base.rpartition(".")
+            return link, f"{start}.{int(last) + 1}", f"{start}.{int(last) + 2}"
+    raise RuntimeError("no link to a namespace can be made")
 
 
 def joined(first: Away, second: Away) -> tuple[str, str]:
     """A wire between the two that this machine has no part in; their addresses on it. It goes with their namespaces."""
-    made = [
-        "ip",
-        "link",
-        "add",
-        "eth1",
-        "netns",
-        first.name,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "eth1",
-        "netns",
-        second.name,
-    ]
-    subprocess.run(made, check=True, capture_output=True)
+    ip("link", "add", "eth1", "netns", first.name, "type", "veth", "peer", "name", "eth1", "netns", second.name)
     addresses = ("198.19.0.1", "198.19.0.2")
     for away, address in zip((first, second), addresses, strict=True):
         for words in (["addr", "add", f"{address}/30", "dev", "eth1"], ["link", "set", "eth1", "up"]):
-            subprocess.run(["ip", "-n", away.name, *words], check=True, capture_output=True)
+            ip("-n", away.name, *words)
     return addresses

@@ -19,7 +19,7 @@ from orchestrator.shell.connect import connect
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
-from tests.orchestrator.apart import Away, away, network, why_not
+from tests.orchestrator.apart import Away, away, why_not
 from tests.orchestrator.runs import life, new_run
 
 
@@ -119,4 +119,5 @@ def _until(is_so: Callable[[], bool], *, within_s: float = 20.0) -> None:
 def test_three_hosts_answer_side_by_side(three: list[Away]) -> None:
     addresses = [away.shell.run(["sh", "-c", "echo $SSH_CONNECTION"]).stdout.split()[2].decode() for away in three]
 
-    assert addresses == [f"{network(number)}.2" for number in range(3)]
+    assert addresses == [away.address for away in three]
+    assert len(set(addresses)) == 3

@@ -25,7 +25,7 @@ from orchestrator.store.rows import RunRow, State
 from remote.drafter.job import Job
 from remote.processes import marked
 from remote.spec import DFlashSpec, DrafterSpec, RolesSpec, TargetSpec
-from tests.orchestrator.apart import Away, away, joined, why_not
+from tests.orchestrator.apart import Away, away, ip, joined, why_not
 from tests.orchestrator.yard import Yard
 from tests.remote.conftest import make_tiny_folder
 from tests.remote.jobs import make_job, tiny_job_spec, write_data
@@ -45,7 +45,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[TargetSpec, DrafterS
 def spec_of(tiny: tuple[TargetSpec, DrafterSpec], roles: RolesSpec) -> DFlashSpec:
     return tiny_job_spec(
         *tiny,
-        train={"num_steps": NUM_STEPS, "accumulation": 2, "checkpoint_every": 100_000, "keep_last": 2},
+        train={
+            "num_steps": NUM_STEPS,
+            "accumulation": 2,
+            "checkpoint_every": 100_000,
+            "keep_last": 2,
+            "dtype": "float32",
+        },
         data={"hidden_states": "online"},
         optim={"lr": 3e-3},
         roles=vars(roles),
@@ -158,7 +164,7 @@ def exit_files(project: Yard, run_id: str, attempt: int = 1) -> list[dict[str, A
 
 
 @pytest.mark.slow  # two launchers and two ranks, twice
-def test_one_run_over_two_hosts_is_followed_through_cuts_stopped_and_resumed(
+def test_a_run_is_followed_through_a_cut_stopped_resumed_and_ended_by_an_interface_that_goes(
     launched: Callable[[], Following],
     project: Yard,
     pair: list[Away],
@@ -167,42 +173,20 @@ def test_one_run_over_two_hosts_is_followed_through_cuts_stopped_and_resumed(
 ) -> None:
     job: Job = make_job(tmp_path / "alone", spec_of(tiny, RolesSpec()))
     train(job, StopAfter(COMPARED))
-    alone = losses(job.run)
-
     begun = launched()
-    begun.until(lambda: begun.step > COMPARED)
-    pair[1].server.cut()  # what is open ends, and nothing can be opened
-    pair[1].cut()
-    begun.until(lambda: begun.run.unreachable_since_s is not None)
-    seen = begun.step
-    begun.until(lambda: begun.step > seen)  # of the other host: the training has its own wire
-    follower = lease.holder_pid(begun.reader.database.path)
-    assert follower is not None
-    os.kill(follower, signal.SIGKILL)
-    pair[1].cut(off=False)
-    assert project.run("wait", begun.id, "--timeout", "1s") == 6  # starts another one
-    begun.until(lambda: begun.run.unreachable_since_s is None)
-    assert project.run("stop", begun.id, "--grace", "2m") == 0, project.err
 
-    run = begun.run
-    assert (run.state, run.hosts) == (State.STOPPED, ("one", "two"))
-    assert [body["reason"] for body in exit_files(project, begun.id)] == ["user", "user"]
+    _is_followed_through_a_cut(begun, project, pair[1], losses(job.run))
+    assert project.run("stop", begun.id, "--grace", "2m") == 0, project.err
+    _is_shown_as_one_stopped_run(begun, project)
+
+    assert project.run("resume", begun.id) == 0, project.err
+    begun.pid_at_work(0, attempt=2)
+    with down(pair[1], "eth1"):
+        ended = begun.until_over()
+    assert begun.steps("loss", 0, 2)[0] == begun.steps("loss", 0, 1)[-1] + 1
+    assert (ended.state, ended.evidence.partition(":")[0]) == (State.FAILED, "host two, cut off from one")
+    assert "interface eth1, by which this host reaches the others, is down" in ended.evidence
     assert not marked({begun.id})
-    for name, rank in (("loss", 0), ("step_s", 1)):
-        steps = begun.steps(name, rank)
-        assert steps == list(range(1, steps[-1] + 1))
-    values = begun.reader.metric_values(begun.id, "loss", rank=0)[:COMPARED]
-    assert [value.value for value in values] == pytest.approx(
-        [alone[step] for step in range(1, COMPARED + 1)], rel=1e-5
-    )
-    assert {row.rank for row in begun.reader.memory_peaks(begun.id)} == {0, 1}
-    assert project.run("show", begun.id) == 0
-    assert "node 1" in project.out
-    assert "two: stopped, stopped as asked" in project.out
-    assert [row["more_hosts"] for row in project.json("ls", "host:two")["runs"]] == [["two"]]
-    assert project.run("logs", begun.id, "--host", "two") == 0
-    assert "rank 1 (target 0)" in project.out
-    assert "rank 0 (drafter 0)" not in project.out
 
 
 @pytest.mark.slow  # two launchers and two ranks, twice; the second time a silent one is given its time
@@ -218,8 +202,57 @@ def test_a_rank_that_is_killed_or_frozen_ends_the_run_with_its_name_on_every_hos
     frozen = begun.until_over()
 
     assert (killed.state, killed.evidence.partition(":")[0]) == (State.FAILED, "host two")
-    assert "rank0: remote.drafter.watch.RankLost: rank 1 (target 0) is gone without a word" in why
+    assert "rank0: remote.drafter.watch.RankLost: rank 1 (target 0, node 1) is gone without a word" in why
     assert (frozen.state, frozen.evidence.partition(":")[0]) == (State.FAILED, "host one")
-    assert "rank 1 (target 0) was not heard for 15 s" in frozen.evidence
+    assert "rank 1 (target 0, node 1) was not heard for 15 s" in frozen.evidence
     assert len(exit_files(project, begun.id, attempt=2)) == 2
     assert not marked({begun.id})
+
+
+@contextlib.contextmanager
+def down(host: Away, interface: str) -> Iterator[None]:
+    """An interface of a host without its link, and with it again for whoever comes next."""
+    ip("-n", host.name, "link", "set", interface, "down")
+    yield
+    ip("-n", host.name, "link", "set", interface, "up")
+
+
+def _is_followed_through_a_cut(begun: Following, project: Yard, host: Away, alone: dict[int, float]) -> None:
+    begun.until(lambda: begun.step > COMPARED)
+    host.server.cut()  # what is open ends, and nothing can be opened
+    host.cut()
+    begun.until(lambda: begun.run.unreachable_since_s is not None)
+    seen = begun.step
+    begun.until(lambda: begun.step > seen)  # of the other host: the training has its own wire
+    follower = lease.holder_pid(begun.reader.database.path)
+    assert follower is not None
+    os.kill(follower, signal.SIGKILL)
+    host.cut(off=False)
+    assert project.run("wait", begun.id, "--timeout", "1s") == 6  # starts another one
+    begun.until(lambda: begun.run.unreachable_since_s is None)
+    seen = begun.step
+    begun.until(lambda: max(begun.steps("step_s", 1), default=0) > seen)
+    for name, rank in (("loss", 0), ("step_s", 1)):
+        steps = begun.steps(name, rank)
+        assert steps == list(range(1, steps[-1] + 1))
+    values = begun.reader.metric_values(begun.id, "loss", rank=0)[:COMPARED]
+    assert [value.value for value in values] == pytest.approx(
+        [alone[step] for step in range(1, COMPARED + 1)], rel=1e-5
+    )
+
+
+def _is_shown_as_one_stopped_run(begun: Following, project: Yard) -> None:
+    run = begun.run
+    assert (run.state, run.hosts) == (State.STOPPED, ("one", "two"))
+    assert run.step == begun.steps("loss", 0)[-1]  # a target is ahead of it
+    assert [body["reason"] for body in exit_files(project, begun.id)] == ["user", "user"]
+    assert not marked({begun.id})
+    assert {row.rank for row in begun.reader.memory_peaks(begun.id)} == {0, 1}
+    assert project.run("show", begun.id) == 0
+    assert "node 1" in project.out
+    assert "two: stopped, stopped as asked" in project.out
+    assert "rank 1 (target 0), two" in project.out
+    assert [row["more_hosts"] for row in project.json("ls", "host:two")["runs"]] == [["two"]]
+    assert project.run("logs", begun.id, "--host", "two") == 0
+    assert "rank 1 (target 0, node 1)" in project.out
+    assert "rank 0 (drafter 0, node 0)" not in project.out
