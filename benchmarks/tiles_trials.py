@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks import step
 from remote.drafter.blocks import build_blocks, sample_anchors
 from remote.drafter.kernels import adamw, attention, cross_entropy, norm, swiglu
-from remote.drafter.kernels.attention import Ranges, Tile
+from remote.drafter.kernels.attention import Ranges, Tile, Tiles
 from remote.drafter.kernels.cross_entropy import TargetRows
 from remote.drafter.kernels.launch import RowTile
 from remote.drafter.kernels.norm import Walk
@@ -64,25 +64,30 @@ def trials(device: torch.device) -> list[Callable[[], Trial]]:
         cross_entropy_gradient,
         swiglu_product, swiglu_gradient, norm_rows, norm_gradient, heads, heads_gradient, update,
     )  # fmt: skip
+    if attention.tiles_for(sizes.draw(1, 1, sizes.shape.drafter.head_dim)).is_hopper:
+        of_attention = (forward, query_gradient, context_gradient)
+        makers = (*(partial(make, tiles=attention.HOPPER_TILES) for make in of_attention), *makers)
     return [lambda make=make: make(sizes) for make in makers]  # type: ignore[misc]
 
 
 # ---- attention
 
 
-def forward(sizes: Sizes) -> Trial:
-    inputs, ranges, _ = _attention(sizes)
+def forward(sizes: Sizes, *, tiles: Tiles = attention.LARGE_TILES) -> Trial:
+    inputs, ranges, _ = _attention(sizes, tiles)
 
     def run(**setting: int) -> Sequence[Tensor]:
-        return attention.forward_pass(inputs, ranges(attention.LARGE_TILES.context.keys, forward=Tile(**setting)))
+        return attention.forward_pass(inputs, ranges(tiles.context.keys, forward=Tile(**setting)))
 
     grid = _grid(rows=(128,), keys=(64, 128, 32), stages=(3, 2, 4), warps=(8, 4))
-    return Trial("attention forward", _standing(attention.LARGE_TILES.forward, grid), run)
+    if tiles.is_hopper:
+        grid = _grid(rows=(128,), keys=(128, 64), stages=(2, 3, 4, 6), warps=(4,))
+    return Trial(_named("attention forward", tiles), _standing(tiles.forward, grid), run)
 
 
-def query_gradient(sizes: Sizes) -> Trial:
-    inputs, ranges, grad_out = _attention(sizes)
-    known = ranges(attention.LARGE_TILES.context.keys)
+def query_gradient(sizes: Sizes, *, tiles: Tiles = attention.LARGE_TILES) -> Trial:
+    inputs, ranges, grad_out = _attention(sizes, tiles)
+    known = ranges(tiles.context.keys)
     out, log_sum = attention.forward_pass(inputs, known)
 
     def run(**setting: int) -> Sequence[Tensor]:
@@ -90,12 +95,14 @@ def query_gradient(sizes: Sizes) -> Trial:
         return attention.query_gradient_pass(inputs, tiled, out, log_sum, grad_out)
 
     grid = _grid(rows=(128,), keys=(64, 32, 128), stages=(2, 1, 3), warps=(8, 4))
-    return Trial("attention query gradient", _standing(attention.LARGE_TILES.query, grid), run)
+    if tiles.is_hopper:
+        grid = _grid(rows=(128,), keys=(64, 32), stages=(2, 3, 4, 6), warps=(4,))
+    return Trial(_named("attention query gradient", tiles), _standing(tiles.query, grid), run)
 
 
-def context_gradient(sizes: Sizes) -> Trial:
-    inputs, ranges, grad_out = _attention(sizes)
-    known = ranges(attention.LARGE_TILES.context.keys)
+def context_gradient(sizes: Sizes, *, tiles: Tiles = attention.LARGE_TILES) -> Trial:
+    inputs, ranges, grad_out = _attention(sizes, tiles)
+    known = ranges(tiles.context.keys)
     out, log_sum = attention.forward_pass(inputs, known)
     delta, *_ = attention.query_gradient_pass(inputs, known, out, log_sum, grad_out)
 
@@ -104,10 +111,16 @@ def context_gradient(sizes: Sizes) -> Trial:
         return attention.context_gradient_pass(inputs, tiled, log_sum, grad_out, delta)
 
     grid = _grid(rows=(64, 32, 128), keys=(128, 64), stages=(2, 1, 3), warps=(8, 4))
-    return Trial("attention context gradient", _standing(attention.LARGE_TILES.context, grid), run)
+    if tiles.is_hopper:
+        grid = _grid(rows=(64, 32), keys=(tiles.context.keys,), stages=(2, 3, 4), warps=(4,))
+    return Trial(_named("attention context gradient", tiles), _standing(tiles.context, grid), run)
 
 
-def _attention(sizes: Sizes) -> tuple[list[Tensor], Callable[..., Ranges], Tensor]:
+def _named(kernel: str, tiles: Tiles) -> str:
+    return f"{kernel}, Hopper" if tiles.is_hopper else kernel
+
+
+def _attention(sizes: Sizes, tiles: Tiles) -> tuple[list[Tensor], Callable[..., Ranges], Tensor]:
     """The five inputs, the ranges by the width of a context tile and other tiles, and the gradient of the output."""
     drafter, seen = sizes.shape.drafter, _visibility(sizes)
     heads, size = (drafter.num_heads, drafter.num_kv_heads), drafter.head_dim
@@ -117,12 +130,11 @@ def _attention(sizes: Sizes) -> tuple[list[Tensor], Callable[..., Ranges], Tenso
 
     @cache
     def of_width(keys: int) -> Ranges:
-        tiles = attention.LARGE_TILES
         return attention.read_ranges(seen, replace(tiles, context=replace(tiles.context, keys=keys)))
 
-    def ranges(keys: int, **tiles: Tile) -> Ranges:
+    def ranges(keys: int, **others: Tile) -> Ranges:
         made = of_width(keys)
-        return replace(made, tiles=replace(made.tiles, **tiles))
+        return replace(made, tiles=replace(made.tiles, **others))
 
     return inputs, ranges, sizes.draw(tokens, heads[0], size, scale=0.1)
 

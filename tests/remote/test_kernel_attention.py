@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from remote.drafter.attention import Backend
-from remote.drafter.kernels import attention
-from remote.drafter.kernels.attention import Tile, Tiles
+from remote.drafter.kernels import attention, attention_hopper
+from remote.drafter.kernels.attention import Shape, Tile, Tiles
+from remote.drafter.kernels.launch import power_of_two
 from remote.drafter.visibility import Visibility, dense_mask, layer_rule, visible
 from tests.remote.cuda import CUDA, in_interpreter, needs_cuda
 from tests.remote.packed import blocks_of, packed_row, relative_error
@@ -107,6 +108,30 @@ def test_kernels_give_the_same_bits_twice() -> None:
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
+@pytest.mark.slow
+@in_interpreter
+@pytest.mark.parametrize(("rule", "block_size", "heads"), [("specforge", 4, 6), ("full", 7, 2)])
+def test_gradients_of_own_keys_alone_equal_float64(rule: str, block_size: int, heads: int) -> None:
+    """The one kernel beside those for Hopper cards that the interpreter can run."""
+    seen = ranges(rule, block_size=block_size)
+    tensors = [tensor.detach() for tensor in inputs(seen, heads=heads, kv_heads=2, **FLOAT)]
+    ranges_of_tiles = attention.read_ranges(seen, TILES["one block a tile"])
+    shape = Shape.of(tensors, ranges_of_tiles)
+    out, log_sum = attention.forward_pass(tensors, ranges_of_tiles)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    by_block = log_sum.view(2, shape.num_blocks, power_of_two(shape.group), power_of_two(block_size))
+    by_token = by_block[:, :, : shape.group, :block_size].transpose(1, 2).reshape(heads, -1).contiguous()
+
+    delta, *grads = attention_hopper.own_gradient_pass(
+        tensors, ranges_of_tiles, shape, out, by_token, upstream.to(out.dtype)
+    )
+
+    oracle = results(EAGER, seen, [tensor.double() for tensor in tensors])
+    assert relative_error(delta, (oracle[0] * upstream).sum(-1).T) < 1e-6
+    assert relative_error(grads[0], oracle[4]) < 1e-6
+    assert relative_error(grads[1], oracle[5]) < 1e-6
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_reference_equals_eager_with_gradients(rule: str) -> None:
     """Float64 takes the reference everywhere."""
@@ -152,6 +177,28 @@ def test_kernels_on_cuda_equal_float64(rule: str, block_size: int, dtype: torch.
     tiles = None if dtype == torch.bfloat16 else Tiles(Tile(64, 16, 1, 4), Tile(64, 16, 1, 4), Tile(32, 32, 1, 4))
 
     assert max(errors(seen, tiles, dtype=dtype, **BIG)) < tolerance
+
+
+@needs_cuda
+@pytest.mark.parametrize("rule", RULES)
+def test_large_tiles_on_cuda_equal_float64(rule: str) -> None:
+    """Where `attention_hopper` takes their place, too."""
+    seen = on_cuda(ranges(rule, lengths=(300, 170, 1), num_slots=61, block_size=12))
+
+    assert max(errors(seen, attention.LARGE_TILES, dtype=torch.bfloat16, **BIG)) < 0.01
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("rule", "block_size", "heads", "kv_heads", "dim"),
+    [("specforge", 7, 3, 3, 128), ("full", 32, 14, 7, 64), ("full", 8, 32, 4, 128), ("specforge", 2, 32, 1, 128)],
+)
+def test_odd_groups_on_cuda_equal_float64(rule: str, block_size: int, heads: int, kv_heads: int, dim: int) -> None:
+    seen = on_cuda(ranges(rule, lengths=(300, 170, 1), num_slots=61, block_size=block_size))
+    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "device": CUDA}
+
+    assert max(errors(seen, None, dtype=torch.bfloat16, **shape)) < 0.01
+    assert max(errors(seen, None, dtype=torch.float16, **shape)) < 0.002
 
 
 @needs_cuda
