@@ -64,7 +64,7 @@ def trials(device: torch.device) -> list[Callable[[], Trial]]:
         cross_entropy_gradient,
         swiglu_product, swiglu_gradient, norm_rows, norm_gradient, heads, heads_gradient, update,
     )  # fmt: skip
-    if attention.tiles_for(sizes.draw(1, 1, sizes.shape.drafter.head_dim)).is_hopper:
+    if attention.tiles_for(sizes.draw(4, 1, sizes.shape.drafter.head_dim)).is_hopper:
         of_attention = (forward, query_gradient, context_gradient)
         makers = (*(partial(make, tiles=attention.HOPPER_TILES) for make in of_attention), *makers)
     return [lambda make=make: make(sizes) for make in makers]  # type: ignore[misc]
