@@ -157,23 +157,25 @@ def _generator(seed: int | None, prompt: Sequence[int]) -> torch.Generator | Non
 
 def answer_line(target: Target, chat: Chat, answer: Answer, protocol: Protocol) -> str:
     """The JSONL row of an answered prompt, with its tokens, which the text alone would not tell, and how it was made."""
-    text = target.text_of(answer.ids)
-    if not answer.finished:
-        text = text.rstrip("\N{REPLACEMENT CHARACTER}")  # cut inside a character
+    text = target.text_of(answer.ids, finished=answer.finished)
     row: dict[str, Any] = {"family": chat.family} if chat.family else {}
     row["messages"] = [*chat.messages, {"role": "assistant", "content": text}]
     row |= {"answer_ids": answer.ids, "finished": answer.finished, "protocol": asdict(protocol)}
     return json.dumps(row, ensure_ascii=False)
 
 
-def whole_lines(path: Path) -> Iterator[str]:
-    """Answered rows of a file that another process was writing when it died; what a power cut spoilt is left out."""
+def _whole_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """(key of the prompt, line) of the answered rows of a file that another process was writing when it died.
+
+    What a power cut spoilt is left out.
+    """
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            if json.loads(line)["messages"][-1]["content"] is not None:
-                yield line
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            *prompt, answer = json.loads(line)["messages"]
+            if answer["content"] is not None:
+                yield _prompt_key(prompt), line
 
 
 class AnswerFile:
@@ -183,9 +185,8 @@ class AnswerFile:
         self.path = path
         self._part = path.with_suffix(".part")
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = list(whole_lines(self._part))
-        write_whole(self._part, "".join(f"{line}\n" for line in kept).encode())
-        self._lines = {_prompt_key(json.loads(line)["messages"][:-1]): line for line in kept}
+        self._lines = dict(_whole_lines(self._part))
+        write_whole(self._part, "".join(f"{line}\n" for line in self._lines.values()).encode())
 
     def has(self, chat: Chat) -> bool:
         return _prompt_key(chat.messages) in self._lines

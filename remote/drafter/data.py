@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import itertools
 import json
+import reprlib  # never as deep or as long as what it shows
 import signal
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,7 +120,10 @@ def _chat(row: Any, where: str) -> Chat:
         raise UserFault(f"{where}: has neither `messages` nor `conversations` with at least one turn")
     ids = row.get("answer_ids", [])
     if not isinstance(ids, list) or any(type(token) is not int for token in ids):
-        raise UserFault(f"{where}: answer_ids is {str(ids)[:80]}; it must be a list of tokens, or left out")
+        raise UserFault(f"{where}: answer_ids is {reprlib.repr(ids)}; it must be a list of tokens, or left out")
+    finished = row.get("finished", True)
+    if not isinstance(finished, bool):
+        raise UserFault(f"{where}: finished is {reprlib.repr(finished)}; it must be true or false, or left out")
     messages = tuple(_message(turn, where) for turn in turns)
     if ids and messages[-1]["role"] != "assistant":
         raise UserFault(f"{where}: has answer_ids, and its last turn is no answer")
@@ -127,7 +131,7 @@ def _chat(row: Any, where: str) -> Chat:
         messages=messages,
         where=where,
         family=str(row.get("family", "")),
-        finished=bool(row.get("finished", True)),
+        finished=finished,
         answer_ids=tuple(ids),
     )
 
@@ -136,7 +140,7 @@ def _message(turn: Any, where: str) -> Message:
     role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
     content = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
     if role not in ROLES or not isinstance(content, str):
-        raise UserFault(f"{where}: a turn needs a role ({', '.join(ROLES)}) and its text; seen {str(turn)[:80]!r}")
+        raise UserFault(f"{where}: a turn needs a role ({', '.join(ROLES)}) and its text; seen {reprlib.repr(turn)}")
     if not content.isascii() and content != content.encode("utf-8", "replace").decode("utf-8"):
         raise UserFault(f"{where}: the text of a turn holds half a surrogate pair, which is no character")
     return {"role": ROLES[role], "content": content}

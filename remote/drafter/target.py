@@ -115,18 +115,28 @@ class Target:
     ) -> chat.Rendered:
         """Token ids and loss mask of a conversation, see `chat.render`.
 
-        ValueError also where the answer's tokens say another text than the answer: they are another tokenizer's.
+        ValueError also where the answer's tokens spell another text than the answer: they are another tokenizer's, or the
+        text was changed since, and what is learnt would be the tokens.
         """
-        if answer_ids and not self.text_of(answer_ids).startswith(messages[-1]["content"]):
+        if answer_ids and self.text_of(answer_ids, finished=finished) != messages[-1]["content"]:
             raise ValueError("its answer_ids spell another text than its last turn; leave them out")
         return chat.render(self.tokenizer, messages, finished=finished, answer_ids=answer_ids)
 
-    def text_of(self, ids: Sequence[int]) -> str:
-        """What the tokens spell, special ones included."""
-        if any(token not in range(self.spec.vocab_size) for token in ids):
-            return ""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+    def text_of(self, answer_ids: Sequence[int], *, finished: bool) -> str:
+        """What an answer's tokens spell, special ones included; a cut one without the character that it was cut in.
+
+        ValueError: a token that is not in the vocabulary.
+        """
+        num_tokens = self.spec.vocab_size
+        foreign = [token for token in answer_ids if token not in range(num_tokens)]
+        if foreign:
+            raise ValueError(
+                f"its answer_ids hold {foreign[0]}; the target's tokens are 0 to {num_tokens - 1}: leave them out"
+            )
+        text: str = self.tokenizer.decode(
+            list(answer_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text if finished else text.rstrip("\N{REPLACEMENT CHARACTER}")
 
     def prompt_ids(self, messages: Sequence[chat.Message]) -> list[int]:
         return chat.prompt_ids(self.tokenizer, messages)

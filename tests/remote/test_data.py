@@ -62,6 +62,10 @@ def test_both_spellings_of_a_conversation_are_read(tmp_path):
         ({"messages": []}, "x.jsonl line 2: has neither"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "x.jsonl line 2: a turn needs a role"),
         ({"messages": [{"role": "user"}]}, "x.jsonl line 2: a turn needs a role"),
+        ({"messages": [USER, ANSWER], "finished": "false"}, "x.jsonl line 2: finished is 'false'; it must be"),
+        ({"messages": [USER, ANSWER], "finished": None}, r"x.jsonl line 2: finished is None; it must be true or false"),
+        ({"messages": [USER, ANSWER], "finished": 0}, r"x.jsonl line 2: finished is 0; it must be true or false"),
+        ("[" * 100_000, "x.jsonl line 2: nested too deeply"),
     ],
 )
 def test_a_wrong_row_is_one_line_with_its_number(tmp_path, row, words):
