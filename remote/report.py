@@ -61,6 +61,7 @@ class Reporter:
         self.artifacts: Path | None = AttemptDir(
             attempt_root
         ).artifacts  # files the job leaves; None where it has no run
+        self._run_root: Path | None = attempt_root.absolute().parent.parent
         self._secrets = secrets_of(os.environ if environment is None else environment)
         self._path = AttemptDir(attempt_root).events(writer)
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ class Reporter:
         check_writer(writer)  # by hand as in a run, so that a mistake shows before it costs one
         reporter = cls.__new__(cls)
         reporter.writer, reporter.artifacts = writer, None
-        reporter._secrets = None
+        reporter._run_root = reporter._secrets = None
         reporter._open(Path(os.devnull))
         return reporter
 
@@ -156,13 +157,16 @@ class Reporter:
         """The result of one step of the smoke ladder."""
         self._emit("rung", name=name, passed=passed, values=dict(values or {}), message=message)
 
-    def checkpoint(self, step: int, *, path: str, size_bytes: int, is_best: bool = False) -> None:
-        """A checkpoint exists, whole; `path` is relative to the run's folder."""
-        self._emit("checkpoint", step=step, path=path, size_bytes=size_bytes, is_best=is_best)
+    def checkpoint(self, step: int, *, path: str | Path, size_bytes: int, is_best: bool = False) -> None:
+        """A checkpoint exists, whole. `path`: below the run's folder, relative to it or absolute; kept relative.
 
-    def checkpoint_removed(self, step: int, *, path: str) -> None:
+        Raises UserFault for one elsewhere, which `resume` and `pull` would not find.
+        """
+        self._emit("checkpoint", step=step, path=self._below_run(path), size_bytes=size_bytes, is_best=is_best)
+
+    def checkpoint_removed(self, step: int, *, path: str | Path) -> None:
         """The checkpoint reported with this `path` is gone: rotated away, or found torn."""
-        self._emit("checkpoint_removed", step=step, path=path)
+        self._emit("checkpoint_removed", step=step, path=self._below_run(path))
 
     def evaluation(self, step: int, *, protocol: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Acceptance length and its kin, with how they were measured."""
@@ -243,6 +247,22 @@ class Reporter:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = -1
+
+    def _below_run(self, path: str | Path) -> str:
+        """The path relative to the run's folder, as it is spelled where it can be, else with every link followed."""
+        if self._run_root is None:  # by hand: there is no run
+            return str(path)
+        for root, target in (
+            (self._run_root, Path(path)),
+            (self._run_root.resolve(), (self._run_root / path).resolve()),
+        ):
+            found = target.relative_to(root) if target.is_relative_to(root) else target
+            if not found.is_absolute() and found.parts and ".." not in found.parts:
+                return found.as_posix()
+        raise UserFault(
+            f"checkpoint {str(path)!r} is not below the run's folder {self._run_root}, where resume and pull look for it; "
+            "save below $DRAFTYARD_RUN_DIR/checkpoints/ and tell that path"
+        )
 
     # One line, one write ------------------------------------------------------------------------
 

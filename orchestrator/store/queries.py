@@ -75,9 +75,11 @@ FAILURES = """
     SELECT attempt, kind, message, hint, source, stage, step, traceback, facts_json AS facts, at_s, is_first_cause
     FROM failures WHERE run_key = ? ORDER BY attempt DESC, is_first_cause DESC, id"""
 
+# Relative to the run's folder, also where an older reporter told a path from the root.
 CHECKPOINTS = """
-    SELECT attempt, step, path, size_bytes, is_best, at_s FROM checkpoints
-    WHERE run_key = ? ORDER BY attempt, step"""
+    SELECT attempt, c.step, iif(instr(path, root) = 1, substr(path, length(root) + 1), path) AS path, size_bytes, is_best, at_s
+    FROM checkpoints c JOIN (SELECT key, coalesce(workdir, '') || '/runs/' || id || '/' AS root FROM runs) ON key = run_key
+    WHERE run_key = ? ORDER BY attempt, c.step"""
 
 EVIDENCE = """
     SELECT r.id AS run_id, e.attempt, e.rung, e.passed, e.message, e.values_json AS "values", e.at_s, r.fingerprint,

@@ -67,6 +67,7 @@ class Watch(threading.Thread):
         self._save_s, self._is_saved = save_s, threading.Event()
         self._is_saved.set()
         self._cause: RankLost | RankStopped | None = None
+        self._learning = threading.Lock()  # the guard may learn while this thread does
         self._is_known, self._is_over = threading.Event(), threading.Event()
         self._known: dict[int, Identity] = {}
         self._near: set[int] = set()  # ranks whose processes can be looked at from here
@@ -86,14 +87,18 @@ class Watch(threading.Thread):
         self._learn(self._store.compare_set(_CAUSE, "", f"{_STOP if is_stop else ''}{text}").decode())
 
     def _learn(self, told: str) -> None:
+        """The first cause stands: what another thread hears later comes of it."""
         is_silent = any(words in told for words in _SILENT)
         lost = trouble(self._way) if self._way is not None and is_silent else None
+        found: RankLost | RankStopped
         if told.startswith(_STOP):
-            self._cause = RankStopped(told.removeprefix(_STOP))
+            found = RankStopped(told.removeprefix(_STOP))
         elif lost in (GONE, DOWN):
-            self._cause = WayLost(f"interface {self._way}, by which this host reaches the others, {lost}: {told}")
+            found = WayLost(f"interface {self._way}, by which this host reaches the others, {lost}: {told}")
         else:  # a link that is not there may be the other host's doing
-            self._cause = RankLost(told if lost is None else f"{told}; interface {self._way} of this host {lost}")
+            found = RankLost(told if lost is None else f"{told}; interface {self._way} of this host {lost}")
+        with self._learning:
+            self._cause = self._cause or found
         self._is_known.set()
 
     @contextmanager

@@ -58,6 +58,38 @@ def test_every_method_writes_one_whole_line_with_the_fields_of_its_kind(tmp_path
     assert all(tuple(event.fields) == wire.KINDS[event.kind] for event in events)
 
 
+def test_a_checkpoints_path_is_told_relative_to_the_run_however_it_was_named(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    big_disk = tmp_path / "big disk"
+    big_disk.mkdir()
+    reporter = Reporter(root / "attempts" / "2")
+    (root / "checkpoints").symlink_to(big_disk)
+    (tmp_path / "link").symlink_to(root)
+    named = ["checkpoints/a", root / "checkpoints/a", root / "x/../spare/a", tmp_path / "link/spare/a"]
+
+    for path in [*named, str(root / "checkpoints/a")]:
+        reporter.checkpoint(1, path=path, size_bytes=1)
+        reporter.checkpoint_removed(1, path=path)
+
+    told = [event.fields["path"] for event in events_of(root / "attempts" / "2")]
+    assert told == [
+        path for path in ("checkpoints/a", "checkpoints/a", "spare/a", "spare/a", "checkpoints/a") for _ in "12"
+    ]
+
+
+@pytest.mark.parametrize("path", ["/elsewhere/step-20.bin", "../other/step-20.bin", "checkpoints/../..", "", "."])
+def test_a_checkpoint_that_is_not_below_the_run_ends_the_job_with_a_line(tmp_path: Path, path: str) -> None:
+    """It could not be found again: better at the first save than at the resume."""
+    attempt = tmp_path / "attempts" / "1"
+
+    with pytest.raises(UserFault, match="not below the run's folder"), Reporter(attempt).job() as reporter:
+        reporter.checkpoint(20, path=path, size_bytes=1)
+
+    failure, final = events_of(attempt)
+    assert "DRAFTYARD_RUN_DIR/checkpoints/" in failure.fields["message"]
+    assert (failure.fields["traceback"], final.fields["outcome"]) == ("", "failed")
+
+
 def test_a_users_mistake_is_kept_as_its_line_alone(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path)
     fault = UserFault("steps is 'x'; it must be a number")

@@ -173,3 +173,13 @@ def test_a_store_that_never_answers_ends_the_rank_all_the_same(monkeypatch: pyte
     assert ended.wait(60)
     store.over.set()
     assert told[0] == "the first host's launcher was not heard for 1 s: that machine is out of reach"
+
+
+def test_what_another_thread_hears_later_does_not_take_the_first_cause_away(store) -> None:
+    """The launcher that is gone because of it, say: the guard of the watch has no answer to its question any more."""
+    watch = Watch(store, ROLES, 0, lambda cause: None)
+    watch.tell("rank 1 (target 0) failed: ValueError: no rows")
+
+    watch._learn("the first host's launcher was not heard for 15 s: that machine is out of reach")
+
+    assert str(watch.cause(wait_s=0.0)) == "rank 1 (target 0) failed: ValueError: no rows"
