@@ -64,7 +64,7 @@ MEMORY_REASONS = (Reason.GPU_OOM, Reason.HOST_OOM, Reason.CGROUP_OOM)  # of a ru
 
 @dataclass(frozen=True)
 class Listed:
-    """A run of a list with the newest values of the metrics asked for.
+    """A run of a list with the metrics asked for, each the mean of its newest 100 reports.
 
     `acceptance`: tokens a round as its trained drafter last decoded held-out prompts; None before it ever has.
     """
@@ -99,7 +99,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric of several runs: final value, and smallest and largest ever seen."""
+    """One metric of several runs: mean of its newest 100 reports, and smallest and largest ever seen."""
 
     name: str
     finals: list[float | None]
@@ -152,12 +152,12 @@ def list_runs(
 
 
 def with_metrics(places: Places, runs: Sequence[RunRow], names: Sequence[str] = ("loss",)) -> list[Listed]:
-    """The runs of a list with their newest values of some metrics and their acceptance, by one query each."""
+    """The runs of a list with the recent means of some metrics and their acceptance, by one query each."""
     ids = [run.id for run in runs]
     with open_reader(places) as reader:
         found = reader.latest(ids, names) if runs and names else {}
         decoded = decoded_acceptance(reader, ids) if runs else {}
-    metrics = {run_id: {name: row.last_value for name, row in rows.items()} for run_id, rows in found.items()}
+    metrics = {run_id: {name: row.recent_mean for name, row in rows.items()} for run_id, rows in found.items()}
     return [Listed(run, metrics.get(run.id, {}), decoded.get(run.id)) for run in runs]
 
 
@@ -384,7 +384,7 @@ def _document(reader: Reader, run: RunRow, name: Document) -> Mapping[str, Any]:
 def _measured(name: str, rows: Sequence[SeriesRow | None]) -> Measured:
     return Measured(
         name,
-        [row.last_value if row else None for row in rows],
+        [row.recent_mean if row else None for row in rows],
         [row.min_value if row else None for row in rows],
         [row.max_value if row else None for row in rows],
     )

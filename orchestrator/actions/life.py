@@ -10,8 +10,8 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from orchestrator.actions.places import Places
 from orchestrator.actions.throughput import recent_mean
@@ -41,7 +41,6 @@ class Moment:
     recent: dict[str, float]  # metric -> mean of its newest reports: single steps are too noisy to see learning in
     progress: ProgressRow | None
     kill_in_s: float | None = None  # while it stops: what is left of the grace
-    last: Mapping[str, float] = field(default_factory=dict)  # metric -> its last value, once the run has ended
 
 
 @dataclass(frozen=True)
@@ -185,6 +184,4 @@ def _moment(reader: Reader, run: RunRow) -> Moment:
     recent = {name: mean for name, mean in found.items() if mean is not None}
     spec = json.loads((run.state is State.STOPPING and reader.document(run.id, Document.SPEC)) or "{}")
     left_s = kill_in_s(run, reader.intents(run.id), spec, time.time())
-    series = reader.latest([run.id], SHOWN)[run.id] if run.state.is_final else {}
-    last = {name: row.last_value for name, row in series.items()}
-    return Moment(run, recent, progress[0] if progress else None, left_s, last)
+    return Moment(run, recent, progress[0] if progress else None, left_s)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.errors import UsageError
+from orchestrator.store.queries import NUM_REPORTS
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, Kind, RunRow, State
 from orchestrator.units import is_measurable
@@ -29,7 +30,6 @@ PARTS: Mapping[str, str] = {
     "backward_s": "backward",
     "optimizer_s": "optimizer",
 }
-NUM_REPORTS = 100  # of the newest log lines: how fast it is, not how it warmed up
 NUM_BASELINES = 8  # earlier runs looked at for one that told its step times
 KTOK = 1000
 

@@ -5,7 +5,7 @@
 
 Terms side by side must all hold. `OR` is weaker than side by side, `NOT` stronger. A pattern takes
 `*` and `?`, alternatives are separated by commas, words with blanks are quoted. `name<number` looks
-at the newest value of a metric (`"any name"<2` where it holds a dot or a blank), `dotted.path=value`
+at the mean of a metric's newest 100 reports (`"any name"<2` where it holds a dot or a blank), `dotted.path=value`
 at the resolved spec (`settings.lr<0.2` also where a script's setting is text), a bare word searches.
 It runs nothing and knows no connection; `reads` puts the condition behind `FROM runs AS r`.
 """
@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 
 from orchestrator.errors import UsageError
 from orchestrator.nearest import nearest
+from orchestrator.store.queries import NEWEST_MEAN
 from orchestrator.store.rows import Kind, State
 
 Value = str | float | int
@@ -322,19 +323,15 @@ def _number(value: str) -> float:
         raise ValueError(f"{value!r} is not a number") from error
 
 
-# The newest attempt's lowest rank speaks for the run.
-NEWEST_VALUE = "(SELECT last_value FROM series WHERE run_key = r.key AND name = ? ORDER BY attempt DESC, rank LIMIT 1)"
-
-
 def _metric(name: str, operator: str, value: str) -> Condition:
     number = _number(value)
     if not math.isnan(number):
-        return Condition(f"{NEWEST_VALUE} {operator} ?", (name, number))
+        return Condition(f"{NEWEST_MEAN} {operator} ?", (name, number))
     if operator not in ("=", "!="):
         raise ValueError("nan is neither larger nor smaller than a number; write = or !=")
     has_value = "EXISTS (SELECT 1 FROM series WHERE run_key = r.key AND name = ?)"
     is_null = "IS NULL" if operator == "=" else "IS NOT NULL"
-    return Condition(f"({has_value} AND {NEWEST_VALUE} {is_null})", (name, name))
+    return Condition(f"({has_value} AND {NEWEST_MEAN} {is_null})", (name, name))
 
 
 # The value `v` of the spec as a number; NULL for what is none. What a script is told is text, "0.5" too.

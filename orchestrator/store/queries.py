@@ -32,12 +32,25 @@ SORTS = {
     "host": "r.host",
     "status": "r.state",
     "step": "r.step",
-}  # any other word sorts by the newest value of that metric
+}  # any other word sorts by the recent mean of that metric
+
+NUM_REPORTS = 100  # of the newest ones: what a step is worth or takes now; one alone is too noisy to see learning in
+
+
+def recent_mean(series: str, before: str = "") -> str:
+    """SQL for the mean of a metric's newest reports; NULL where the newest is NaN, which is to be seen."""
+    newest = f"SELECT value FROM metrics WHERE series = {series} {before} ORDER BY step DESC LIMIT"
+    return f"(SELECT avg(value) FROM ({newest} {NUM_REPORTS}) WHERE ({newest} 1) IS NOT NULL)"
+
 
 SERIES_COLUMNS = (
     "r.id AS run_id, s.attempt, s.rank, s.name, s.num_values, s.num_nan, s.first_step, s.last_step, s.last_value,"
-    " s.min_value, s.max_value"
+    f" s.min_value, s.max_value, {recent_mean('s.id')} AS recent_mean"
 )
+
+# The newest attempt's lowest rank speaks for the run.
+NEWEST_MEAN = f"""(SELECT {recent_mean("s.id")} FROM series s
+    WHERE run_key = r.key AND name = ? ORDER BY attempt DESC, rank LIMIT 1)"""
 
 ATTEMPTS = """
     SELECT number, state, reason, evidence, created_s, started_s, ended_s, last_mono_s - first_mono_s AS duration_s,
@@ -140,8 +153,8 @@ BEFORE_STEP = """
         UNION ALL SELECT value, value, value IS NOT NULL, value IS NULL FROM metrics
             WHERE series = :series AND step >= :step / :level * :level AND step < :step)"""
 
-LAST_BEFORE_STEP = """
-    SELECT step AS last_step, value AS last_value FROM metrics
+LAST_BEFORE_STEP = f"""
+    SELECT step AS last_step, value AS last_value, {recent_mean(":series", "AND step < :step")} AS recent_mean FROM metrics
     WHERE series = :series AND step < :step ORDER BY step DESC LIMIT 1"""
 
 VALUES_BACKWARDS = """
@@ -174,5 +187,4 @@ def order_by(sort: str) -> tuple[str, tuple[Any, ...]]:
         raise UsageError(f"sort {sort!r}: a name is due; known are {', '.join(SORTS)} and every metric")
     if name in SORTS:
         return f"{SORTS[name]} {direction} NULLS LAST, r.key {direction}", ()
-    newest = "(SELECT last_value FROM series WHERE run_key = r.key AND name = ? ORDER BY attempt DESC, rank LIMIT 1)"
-    return f"{newest} {direction} NULLS LAST, r.key DESC", (name,)
+    return f"{NEWEST_MEAN} {direction} NULLS LAST, r.key DESC", (name,)

@@ -316,7 +316,11 @@ class HostRow:
 
 @dataclass(frozen=True)
 class SeriesRow:
-    """One metric of one attempt and rank: its newest value and its extremes (finite or infinite, NaN left out)."""
+    """One metric of one attempt and rank: its newest value and its extremes (finite or infinite, NaN left out).
+
+    `recent_mean`: over the newest 100 reports (`queries.NUM_REPORTS`), which lists and headings show; NaN where the
+    newest is.
+    """
 
     run_id: str
     attempt: int
@@ -329,6 +333,7 @@ class SeriesRow:
     last_value: float
     min_value: float | None
     max_value: float | None
+    recent_mean: float
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from orchestrator.units import duration
 from orchestrator.verbs import listing
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.table import Cell, Column, heading, table
-from orchestrator.verbs.words import ago, metric, sparkline, state_cell
+from orchestrator.verbs.words import MEAN, ago, metric, sparkline, state_cell
 from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def ls(
     """List runs, newest first.
 
     FILTER: words such as status:failed branch:ddtree host:pve* tag:x since:7d loss<2.1, joined by AND, OR, NOT.
+    A metric is the mean of its newest 100 reports, in columns, filters and --sort alike; nan where the newest is.
     """
     names = _column_names(terminal, columns)
     chosen = None if kind == "all" else kind
@@ -187,7 +188,7 @@ def compare(terminal: Terminal, selectors: tuple[str, ...]) -> None:
     worth = measured.worth(found.decoded, [run.id for run in found.runs], width=terminal.width)
     terminal.lines(["", *worth] if worth else [])
     finals = [[item.name, *(metric(item.name, value) for value in item.finals)] for item in found.metrics]
-    terminal.lines(["", heading("Final values"), *table(columns, finals, width=terminal.width)])
+    terminal.lines(["", heading(f"Metrics, the {MEAN} of each run"), *table(columns, finals, width=terminal.width)])
     bests = [_best(item) for item in found.metrics]
     terminal.lines(["", heading("Smallest … largest"), *table(columns, bests, width=terminal.width)])
     told = measured.speeds(found.throughput, width=terminal.width)
@@ -234,12 +235,13 @@ def series_table(
 ) -> list[str]:
     columns = [
         NAME,
-        *(Column(name, is_number=True) for name in ("last", "min", "max", "steps", "nan")),
+        *(Column(name, is_number=True) for name in (MEAN, "last", "min", "max", "steps", "nan")),
         Column("over steps"),
     ]
     cells: list[list[str | Cell]] = [
         [
             row.name,
+            metric(row.name, row.recent_mean),
             metric(row.name, row.last_value),
             metric(row.name, row.min_value),
             metric(row.name, row.max_value),

@@ -17,7 +17,7 @@ from orchestrator.units import duration
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
 from orchestrator.verbs.table import Column, heading, pairs, table
-from orchestrator.verbs.words import ago, clock, gib, grace_left, metric, number, state_cell
+from orchestrator.verbs.words import MEAN, ago, clock, gib, grace_left, metric, number, state_cell
 
 
 def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = False) -> list[str]:
@@ -151,12 +151,13 @@ def _metrics(page: RunPage, width: int) -> list[str]:
         return []
     columns = [
         Column("metric", gives_way=True, least=12),
-        *(Column(name, is_number=True) for name in ("last", "min", "max", "at step")),
+        *(Column(name, is_number=True) for name in (MEAN, "last", "min", "max", "at step")),
     ]
     shown = page.series[:14]
     rows: list[list[str]] = [
         [
             row.name,
+            metric(row.name, row.recent_mean),
             metric(row.name, row.last_value),
             metric(row.name, row.min_value),
             metric(row.name, row.max_value),
@@ -284,5 +285,5 @@ def _time_left(page: RunPage) -> float | None:
         return None
     step_s = page.throughput.here.step_s if page.throughput else None
     if step_s is None:  # a job that tells no rates
-        step_s = next((row.last_value for row in page.series if row.name == "step_s"), None)
+        step_s = next((row.recent_mean for row in page.series if row.name == "step_s"), None)
     return None if step_s is None else step_s * max(run.num_steps - run.step, 0)

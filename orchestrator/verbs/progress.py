@@ -65,8 +65,7 @@ class Progress:
 
 
 def moment_text(moment: Moment) -> str:
-    """`training  213/400 [#####     ]  mean loss 2.314  1,020 block tokens/s  left 1 min 05 s`, means of the newest steps;
-    of a run that has ended its last loss."""
+    """`training  213/400 [#####     ]  mean loss 2.314  1,020 block tokens/s  left 1 min 05 s`, means of the newest reports."""
     run = moment.run
     where = run.stage or str(run.state).replace("_", " ")
     if moment.kill_in_s is not None:
@@ -92,8 +91,7 @@ def bar(done: float, total: float | None) -> str:
 
 def _numbers(moment: Moment) -> list[str]:
     run, recent = moment.run, moment.recent
-    values, what = (moment.last, "") if run.state.is_final else (recent, "mean ")
-    told = [f"{what}{name} {number(values[name])}" for name in ("loss", "streak") if name in values]
+    told = [f"mean {name} {number(recent[name])}" for name in ("loss", "streak") if name in recent]
     if "block_tokens_per_s" in recent:
         told.append(f"{number(recent['block_tokens_per_s'])} block tokens/s")
     step_s = recent.get("step_s", _mean_step_s(run))

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from orchestrator.actions.log_text import inert
+from orchestrator.store.queries import NUM_REPORTS
 from orchestrator.store.rows import RunRow, State
 from orchestrator.units import duration, format_size
 from orchestrator.verbs.table import Cell
 from remote.wire import LATEST_S
+
+MEAN = f"mean of the last {NUM_REPORTS}"  # reports of a metric: what a list shows of it
 
 
 def gib(size_bytes: float | None) -> str:

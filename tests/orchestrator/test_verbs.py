@@ -125,7 +125,7 @@ def test_progress_tells_step_bar_numbers_and_time_left(tmp_path: Path) -> None:
     assert text == "training  213/400 [###########         ]  mean loss 2.31  1,020 block tokens/s  left 1 min 34 s"
 
 
-def test_a_run_that_has_ended_tells_its_last_loss_and_no_time_left(yard: Yard) -> None:
+def test_a_run_that_has_ended_tells_its_mean_loss_as_lists_do_and_no_time_left(yard: Yard) -> None:
     with Store(yard.root / "runs.db") as store:
         started(store, num_steps=200)
         told = [event(n, "metrics", step=n, values={"loss": 10.0 - n, "step_s": 1.0}) for n in range(1, 5)]
@@ -134,7 +134,7 @@ def test_a_run_that_has_ended_tells_its_last_loss_and_no_time_left(yard: Yard) -
         text = moment_text(_moment(store.reader, store.reader.run(RUN)))
 
     assert "4/200" in text
-    assert text.endswith("]  loss 6")
+    assert text.endswith("]  mean loss 7.5")
 
 
 def _silent_run(yard: Yard) -> None:

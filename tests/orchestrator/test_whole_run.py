@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.actions import history
 from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.throughput import recent_mean
 from orchestrator.actions.whole_run import whole_series, whole_sketch
 from orchestrator.store.reads import Reader
 from orchestrator.store.writes import Store
@@ -44,7 +45,7 @@ def test_a_summary_covers_every_attempt_and_nothing_that_was_done_anew(resumed: 
 
     loss = found["loss"]
     assert (loss.first_step, loss.last_step, loss.attempt, loss.num_values) == (1, 84, 2, 84)
-    assert (loss.last_value, loss.min_value, loss.max_value) == (915.5, 915.5, 999.0)
+    assert (loss.last_value, loss.recent_mean, loss.min_value, loss.max_value) == (915.5, 922.0, 915.5, 999.0)
     assert (found["eval"].num_nan, found["eval"].attempt) == (1, 1)
 
 
@@ -54,7 +55,7 @@ def test_show_metrics_and_compare_say_the_same(resumed: Store, places: Places) -
     compared = {item.name: item for item in history.compare(places, [RUN, RUN]).metrics}
 
     assert shown == listed
-    assert (compared["loss"].finals[0], compared["loss"].maxima[1]) == (915.5, 999.0)
+    assert (compared["loss"].finals[0], compared["loss"].maxima[1]) == (922.0, 999.0)
 
 
 def test_a_sketch_runs_through_every_attempt(resumed: Store) -> None:
@@ -110,3 +111,33 @@ def test_a_rare_metric_of_discarded_steps_counts_no_more(places: Places) -> None
 
     assert (found["eval"].max_value, found["eval"].num_values) == (69.0, 3)
     assert "old" not in found
+
+
+def test_what_a_list_shows_filters_and_sorts_by_is_one_mean_of_the_newest_hundred(places: Places) -> None:
+    """One step's loss is too noisy to see learning in."""
+    store = Store(places.db)
+    started(store)
+    store.ingest(batch(told(1, 300)))
+
+    (listed,) = history.with_metrics(places, history.list_runs(places, "loss>749 loss<750", sort="loss"))
+
+    assert listed.metrics["loss"] == recent_mean(store.reader, RUN, "loss", attempt=1) == 749.5
+
+
+def test_a_mean_of_a_metric_that_ends_in_nan_is_nan(places: Places) -> None:
+    store = Store(places.db)
+    started(store)
+    store.ingest(batch([*told(1, 5), event(6, "metrics", step=6, values={"loss": math.nan})]))
+
+    (listed,) = history.with_metrics(places, history.list_runs(places, "loss=nan"))
+
+    assert math.isnan(listed.metrics["loss"])
+
+
+def test_a_mean_before_a_step_that_was_done_anew_counts_none_behind_it(resumed: Store) -> None:
+    (first,) = [row for row in resumed.reader.series(RUN, "loss") if row.attempt == 1]
+
+    before = resumed.reader.series_before(first, 71)
+
+    assert before is not None
+    assert (before.last_value, before.recent_mean) == (930.0, 964.5)
