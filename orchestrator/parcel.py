@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.shell.stream import PIECE_BYTES
-from orchestrator.tree import Entry, ShipError, Tree
+from orchestrator.tree import Entry, ShipError, Tree, named
+from remote.manifest import open_file
 
 PACK_UP_TO_BYTES = 1024**2
 
@@ -62,7 +63,7 @@ class Parcel:
         for entry, have in self._large:
             left = entry.size_bytes - have
             with source_of(entry):
-                stream = entry.source.open("rb", buffering=0)
+                stream = open_file(entry.source)
             with stream:
                 stream.seek(have)
                 while left:
@@ -80,7 +81,7 @@ class Parcel:
         yield header(pack=pack, large=large)
         packing = zlib.compressobj(1)
         for entry in self._small:
-            with source_of(entry), entry.source.open("rb") as stream:  # no more than was measured: it may have grown
+            with source_of(entry), open_file(entry.source) as stream:  # no more than was measured: it may have grown
                 content = stream.read(entry.size_bytes).ljust(entry.size_bytes, b"\0")
             self._sent += entry.size_bytes
             yield packing.compress(content)
@@ -94,7 +95,9 @@ def header(**body: Any) -> bytes:
 
 
 def changed(entry: Entry, why: str = "") -> ShipError:
-    return ShipError(f"{entry.source} changed while it was shipped{why}; nothing of it is in use there, start again")
+    return ShipError(
+        f"{named(entry.source)} changed while it was shipped{why}; nothing of it is in use there, start again"
+    )
 
 
 @contextlib.contextmanager

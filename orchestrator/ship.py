@@ -208,10 +208,14 @@ def _error(said: str, disk: object) -> ShipError:
         case {
             "to_come_bytes": int(to_come),
             "free_bytes": int(free),
+            "reserve_bytes": int(kept),
             "to_come_files": int(num_to_come),
             "free_files": int(num_free),
-        } if all(0 <= number <= MOST for number in (to_come, free, num_to_come, num_free)):
-            said += f": {format_size(to_come)} are still to be written there and {format_size(free)} are free"
+        } if all(0 <= number <= MOST for number in (to_come, free, kept, num_to_come, num_free)):
+            said += (
+                f": {format_size(to_come)} are still to be written there, {format_size(free)} are free "
+                f"and {format_size(kept)} of the disk stay free for others"
+            )
             return DiskFull(
                 said if num_free >= num_to_come else f"{said}, with room for {num_free} of {num_to_come} files"
             )

@@ -61,7 +61,7 @@ class Survey:
     trees: tuple[TreeThere, ...]
     runs: tuple[RunThere, ...]
     temporary: TemporaryThere
-    leftover_bytes: int  # of ships that were cut more than a day ago; every sweep takes them away
+    leftover_bytes: int  # of ships that were cut so long ago, or a day; every sweep takes them away as `leftovers`
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 import remote
 from orchestrator.errors import DraftyardError
 from orchestrator.shell.stream import told
-from remote.manifest import MARKER, link_stays_inside
+from remote.manifest import MARKER, is_own, link_stays_inside, open_file
 
 GIT_LIMIT_S = 60.0
 SMALL_BYTES = 256 * 1024
@@ -192,7 +192,7 @@ def _git_files(folder: Path, limit_s: float) -> list[str]:
     for name in names:
         if (folder / name).is_dir() and not (folder / name).is_symlink():
             raise ShipError(
-                f"{folder / name}: a git repository inside the tree; its files are not listed. Ignore it or make it plain files"
+                f"{named(folder / name)}: a git repository inside the tree; its files are not listed. Ignore it or make it plain files"
             )
     return [name for name in names if os.path.lexists(folder / name)]  # deleted but still tracked: gone
 
@@ -203,28 +203,38 @@ def _entries(files: list[tuple[str, Path]]) -> tuple[Entry, ...]:
     for entry in entries:
         if entry.link is not None and not link_stays_inside(entry.path, links):
             raise ShipError(
-                f"{entry.source}: a link that leaves the tree or leads in a circle ({entry.link}); "
+                f"{named(entry.source)}: a link that leaves the tree or leads in a circle ({named(entry.link)}); "
                 "copy what it points to, or ignore it"
             )
     return entries
 
 
 def _entry(name: str, path: Path) -> Entry:
-    if name == MARKER:
-        raise ShipError(f"{path}: this name is draftyard's own; rename the file")
+    if is_own(name):
+        raise ShipError(f"{named(path)}: names that begin with {MARKER} are draftyard's own; rename it")
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(path)  # noqa: PTH115  # Path would tidy the text of the link
         return Entry(name, 0o644, 0, "", target, path)
     if not stat.S_ISREG(found.st_mode):
-        raise ShipError(f"{path}: neither a file nor a link; ignore it")
+        raise ShipError(f"{named(path)}: neither a file nor a link; ignore it")
     mode = 0o755 if found.st_mode & 0o100 else 0o644
     # Small files in one read: the buffer that file_digest makes for each costs more than they do.
     is_small = found.st_size < SMALL_BYTES
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest() if is_small else sha256_of(path)
+    sha256 = digest_of_small(path) if is_small else sha256_of(path)
     return Entry(name, mode, found.st_size, sha256, None, path)
 
 
+def named(path: Path | str) -> str:
+    """A name or a link's target for a message: one line, whatever letters are in it."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def digest_of_small(path: Path) -> str:
+    with open_file(path) as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
+
+
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

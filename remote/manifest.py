@@ -9,9 +9,12 @@ Standard library only; sent to the host together with receive.py.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
+import stat
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -35,7 +38,7 @@ def check(entries: list[Entry]) -> None:
     for path, _mode, _size, sha, link in entries:
         plain = PurePosixPath(path)
         leaves = not plain.parts or plain.is_absolute() or ".." in plain.parts
-        if leaves or path != str(plain) or "\0" in path or path in seen or path == MARKER:  # one spelling for one place
+        if leaves or path != str(plain) or "\0" in path or path in seen or is_own(path):  # one spelling for one place
             raise Refused(f"path {path!r}")
         if link is not None and not link_stays_inside(path, links):
             raise Refused(f"link {path!r} -> {link!r}")
@@ -45,6 +48,11 @@ def check(entries: list[Entry]) -> None:
     for path in seen:
         if any(str(parent) in seen for parent in PurePosixPath(path).parents):
             raise Refused(f"path {path!r} lies under a file")
+
+
+def is_own(path: str) -> bool:
+    """Whether it lies where a tree has its marker, or what the marker is written to before it is in place."""
+    return path.startswith(MARKER)
 
 
 def link_stays_inside(path: str, links: Mapping[str, str]) -> bool:
@@ -94,8 +102,17 @@ def boot_id() -> str:
     return ""
 
 
+def open_file(path: Path) -> io.FileIO:
+    """For reading, unbuffered. OSError where it is a link or no file: to open a named pipe would wait for its writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
+    return io.FileIO(descriptor)
+
+
 def digest_of(path: Path) -> str:
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return str(hashed(stream).hexdigest())
 
 

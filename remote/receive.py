@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 from remote.arriving import QUIET_S, Arriving, Content, Silence
 from remote.manifest import PIECE_BYTES, Entry, Refused, check, hashed
-from remote.trees import Lacking, Staging, Store, disk, holder
+from remote.trees import Lacking, NoRoom, Staging, Store, disk, holder
 
 
 class Busy(Exception):
@@ -78,9 +78,10 @@ def want(store: Store, header: dict[str, Any]) -> dict[str, Any]:
     if store.is_whole(header["hash"]):
         return {"whole": True, "missing": []}
     missing = store.missing(header["entries"])
-    if not missing:
-        return build(store, header, None)
-    return {"whole": False, "missing": missing, "busy": store.who_sends(missing)}
+    busy = store.who_sends(missing)
+    if not busy:  # of the other client's tree some is on the disk already, and more is on its way
+        store.need_room(header["entries"])
+    return {"whole": False, "missing": missing, "busy": busy} if missing else build(store, header, None)
 
 
 def make(store: Store, header: dict[str, Any], stream: Any) -> dict[str, Any]:
@@ -135,6 +136,8 @@ def main(verb: str, work_dir: str, given: str = "", *, quiet_s: float = QUIET_S)
         answer = {"error": f"nothing came for {silence.args[0]:g} s; the client is gone"}
     except EOFError:
         answer = {"error": "the bytes ended before the content did"}
+    except NoRoom:
+        answer = {"error": f"{work_dir}: too little room", "disk": disk(Path(work_dir), header["entries"])}
     except OSError as error:
         answer = _fault(error, work_dir, header["entries"])
     _say(answer)

@@ -16,6 +16,7 @@ for whole.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -31,7 +32,8 @@ from remote.processes import marked
 
 MARKER = ".draftyard-tree.json"
 TEMPORARY = "tmp"
-LEFTOVER_AGE_S = 86_400.0  # folders of ships that were cut, trees that were set aside
+LEFTOVERS = "leftovers"  # folders and parts of ships that were cut, trees that were set aside
+LEFTOVER_AGE_S = 86_400.0  # they are not kept for longer than this, whatever is asked
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def survey(work_dir: Path, min_age_s: float) -> dict[str, Any]:
             "age_s": min(map(_newest_age_s, old), default=0.0),
             "in_use": [run["run_id"] for run in runs if is_needed(run)],
         },
-        "leftover_bytes": sum(_size(path) for path in _leftovers(work_dir, living)),
+        "leftover_bytes": sum(_size(path) for path in _leftovers(work_dir, living, min_age_s)),
     }
 
 
@@ -148,8 +150,9 @@ def remove(work_dir: Path, names: list[str], min_age_s: float) -> dict[str, Any]
             removed.append(name)
         else:
             kept[name] = reason
-    for path in _leftovers(work_dir, living):
-        freed += _take_away(path)
+    gone = [_take_away(path) for path in _leftovers(work_dir, living, min_age_s)]
+    removed += [LEFTOVERS] if gone else []
+    freed += sum(gone)
     return {"removed": removed, "kept": kept, "freed_bytes": freed}
 
 
@@ -200,7 +203,7 @@ def _take_away(folder: Path) -> int:
     if aside.is_dir() and not aside.is_symlink():
         shutil.rmtree(aside, ignore_errors=True)
     else:
-        aside.unlink()
+        aside.unlink(missing_ok=True)  # another sweep may have been faster
     return size
 
 
@@ -228,16 +231,32 @@ def _newest_age_s(path: Path) -> float:
     return min([_age_s(path), *map(_age_s, inside)])
 
 
-def _leftovers(work_dir: Path, living: Living) -> list[Path]:
-    """What cut ships and cut removals leave behind, and spoiled trees, once old: but none that a live job may work in."""
+def _leftovers(work_dir: Path, living: Living, min_age_s: float) -> list[Path]:
+    """What cut ships and cut removals leave behind, and spoiled trees, once older than was asked or than a day: but none that
+    a live job may work in, and none that a receiver is making."""
     trees, runs = work_dir / "trees", work_dir / "runs"
     found = [*trees.glob(".staging-*"), *trees.glob(".spoiled-*"), *trees.glob(".going-*"), *runs.glob(".going-*")]
     found += (work_dir / TEMPORARY).glob(".going-*")
     found += list((trees / ".parts").glob("*"))
-    old = [path for path in found if _age_s(path) > LEFTOVER_AGE_S]
+    old = [path for path in found if _age_s(path) >= min(min_age_s, LEFTOVER_AGE_S) and not _is_being_made(path)]
     used = set(map(_tree_of, _needed(work_dir, living))) if old else set()
     aside = [path for path in old if path.name.removeprefix(".spoiled-").rpartition("-")[0] not in used]
     return [path for path in aside if path.parent.name != "trees" or path.name not in living.trees]
+
+
+def _is_being_made(path: Path) -> bool:
+    """Whether a receiver holds its lock; what cannot be locked, on some network disks a folder, is judged by its age."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return _age_s(path) <= LEFTOVER_AGE_S
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _is_alive(claim: Path) -> bool:

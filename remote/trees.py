@@ -25,15 +25,25 @@ from remote.manifest import (
     digest_of,
     is_right,
     is_untouched,
+    open_file,
     read_marker,
     write_marker,
 )
 
+RESERVE_BYTES, RESERVE_FILES, RESERVE_PART = (
+    256 * 1024**2,
+    1000,
+    20,
+)  # of a disk a twentieth stays free, at most so much
 TREES_SEARCHED = 8  # newest first: where content may lie already
 
 
 class Lacking(Exception):
     """A tree needs content that is nowhere here; its one argument lists the hashes."""
+
+
+class NoRoom(Exception):
+    """A tree would leave too little of the disk for others: their runs save checkpoints there."""
 
 
 class Store:
@@ -98,6 +108,13 @@ class Store:
                     return f"{holder(stream)} ({have:,} bytes are here)"
         return ""
 
+    def need_room(self, entries: list[Entry]) -> None:
+        """NoRoom where the disk cannot hold what a tree has yet to write and keep its reserve."""
+        sums = disk(self.trees.parent, entries)
+        is_enough = sums["to_come_bytes"] + sums["reserve_bytes"] <= sums["free_bytes"]
+        if not is_enough or sums["to_come_files"] > sums["free_files"]:
+            raise NoRoom
+
     def part(self, sha: str) -> Path:
         """A content's beginning, found until the next boot: a power cut leaves a file's length and takes its bytes."""
         return _part(self.parts, sha)
@@ -129,14 +146,32 @@ class Staging:
             if entry[4] is None:
                 self._first.setdefault(entry[3], entry)
         self._here: set[str] = set()  # content that lies, checked, at its first place
+        self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> Staging:
         shutil.rmtree(self._folder, ignore_errors=True)
-        for folder in sorted({str(PurePosixPath(entry[0]).parent) for entry in self._entries} | {"."}):
-            (self._folder / folder).mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir()
+            self._hold()
+            for folder in sorted(_folders_of(self._entries)):
+                (self._folder / folder).mkdir(parents=True, exist_ok=True)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
+    def _hold(self) -> None:
+        """A lock as long as it is being made: `gc` takes away what a ship that was cut has left."""
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        self._lock.callback(os.close, descriptor)
+        with contextlib.suppress(OSError):  # a network disk may lock no folder
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._leave()
+
+    def _leave(self) -> None:
         if self._folder.is_dir():  # it was not put in place
             for sha in self._here:
                 with contextlib.suppress(OSError):
@@ -206,16 +241,25 @@ class Staging:
         return f"{self._folder}/{entry[0]}"
 
 
+def _folders_of(entries: list[Entry]) -> set[str]:
+    return {str(PurePosixPath(entry[0]).parent) for entry in entries}
+
+
 def disk(work_dir: Path, entries: list[Entry]) -> dict[str, int]:
-    """What a tree has yet to write to the disk of the work folder, and what that has left."""
+    """What a tree has yet to write to the disk of the work folder, in whole blocks, and what that has left.
+
+    Of the bytes `reserve_bytes` are to stay free; of the files, what is to stay is taken off already.
+    """
     found = os.statvfs(next(place for place in (work_dir, *work_dir.parents) if place.is_dir()))
     num_here = sum((_parts(work_dir) / sha).is_file() for sha in {entry[3] for entry in entries} - {""})
-    num_to_come = len(entries) - num_here
+    num_to_come = len(entries) + len(_folders_of(entries)) - num_here
+    kept_files = min(found.f_files // RESERVE_PART, RESERVE_FILES)
     return {
-        "to_come_bytes": to_be_written(work_dir, entries),
+        "to_come_bytes": to_be_written(work_dir, entries) + sum(-entry[2] % found.f_frsize for entry in entries),
         "free_bytes": found.f_bavail * found.f_frsize,
+        "reserve_bytes": min(found.f_blocks // RESERVE_PART * found.f_frsize, RESERVE_BYTES),
         "to_come_files": num_to_come,
-        "free_files": found.f_favail if found.f_files else num_to_come,  # without such a limit: 0 of 0
+        "free_files": max(0, found.f_favail - kept_files) if found.f_files else num_to_come,  # without a limit: 0 of 0
     }
 
 
@@ -250,7 +294,7 @@ def copy_checked(source: Path, target: Path, sha: str) -> bool:
     digest = hashlib.sha256()
     try:
         # Unbuffered: for hundreds of small files the buffers would cost more than the copy.
-        with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
+        with open_file(source) as reader, target.open("wb", buffering=0) as writer:
             while piece := reader.read(PIECE_BYTES):
                 digest.update(piece)
                 write(writer, piece, str(target))

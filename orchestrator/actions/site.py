@@ -54,8 +54,8 @@ def ship_told(site: Site, tree: Tree, tell: Tell) -> Shipped:
         return ship(tree, site.shell, site.place, on_progress=paced(tell, head))
     except DiskFull as full:
         raise DiskFull(
-            f"{full}\n  `draftyard gc {site.host.name}` removes old trees there, with --runs folders of ended runs; or name a larger "
-            "disk with work_dir: in hosts.yaml; ship again then: what has arrived is kept"
+            f"{full}\n  `draftyard gc {site.host.name} --older-than 0s` removes what nothing there needs: trees and what cut ships left, "
+            "with --runs folders of ended runs; or name a larger disk with work_dir: in hosts.yaml; ship again then"
         ) from full
 
 

@@ -105,14 +105,21 @@ def gc(terminal: Terminal, host: str | None, *, older_than_s: float, with_runs: 
     """Find old trees, temporary files (and run folders) of ours on a host that nothing needs, and remove them."""
     name = host or terminal.places.host
     found = sweeping.collect(terminal.places, name, older_than_s=older_than_s, with_runs=with_runs, end=False)
-    num_items = len(found.trees) + len(found.runs) + (found.temporary is not None)
+    num_items = len(found.trees) + len(found.runs) + (found.temporary is not None) + (found.leftover_bytes > 0)
     if not terminal.wants_json:
         terminal.lines(_collectable(found) if num_items else [])
     if num_items and (yes or terminal.may_ask):
         terminal.confirm(f"Remove {counted(num_items, 'item')} on {name}?", yes=yes)
         found = sweeping.collect(terminal.places, name, older_than_s=older_than_s, with_runs=with_runs, end=True)
     if terminal.wants_json:
-        terminal.document(host=name, trees=found.trees, runs=found.runs, temporary=found.temporary, swept=found.swept)
+        terminal.document(
+            host=name,
+            trees=found.trees,
+            runs=found.runs,
+            temporary=found.temporary,
+            leftover_bytes=found.leftover_bytes,
+            swept=found.swept,
+        )
     elif not num_items:
         terminal.say(f"nothing older than {duration(older_than_s)} on {name} that nothing needs")
     elif found.swept is None:
@@ -136,6 +143,8 @@ def _collectable(found: Collected) -> list[str]:
                 "",
             ]
         )
+    if found.leftover_bytes:
+        rows.append(["leftovers of cut ships", gib(found.leftover_bytes), "", ""])
     columns = [Column("folder"), Column("size", is_number=True), Column("last used", is_number=True), Column("of")]
     return table(columns, rows, width=None)
 

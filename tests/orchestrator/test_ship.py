@@ -146,6 +146,30 @@ def test_what_cannot_travel_is_named(folder: Path) -> None:
         git_tree(folder)
 
 
+def test_a_name_or_a_link_with_a_line_of_its_own_makes_none_in_an_error(folder: Path) -> None:
+    (folder / "out").symlink_to("/x\nfake: line\x1b[2J")
+    with pytest.raises(ShipError) as told:
+        git_tree(folder)
+    assert r"('/x\nfake: line\x1b[2J')" in str(told.value)
+    assert str(told.value).isprintable()
+    (folder / "out").unlink()
+    (folder / "in\nfake").symlink_to("/etc")
+    with pytest.raises(ShipError) as told:
+        git_tree(folder)
+    assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("name", [MARKER, f"{MARKER}/inside/file", f"{MARKER}.17.tmp"])
+def test_what_lies_where_a_tree_has_its_marker_is_refused_on_both_sides(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("x")
+
+    with pytest.raises(ShipError, match=r"names that begin with \.draftyard-tree\.json are draftyard's own"):
+        git_tree(folder)
+    with pytest.raises(Refused, match="path"):
+        check([[name, 0o644, 1, "0" * 64, None]])
+
+
 def test_a_git_that_does_not_answer_is_an_error(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a huge untracked tree; the time is turned down, not waited for."""
     slow = tmp_path / "bin" / "git"
@@ -534,6 +558,23 @@ def test_a_file_that_is_deleted_on_the_way_is_said_at_once(
         ship(tree, shell, place)
 
 
+@pytest.mark.parametrize("size", [10, 2_000_000])
+@pytest.mark.parametrize(
+    "put", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("train.py")], ids=["pipe", "folder", "link"]
+)
+def test_a_file_that_becomes_something_else_on_the_way_is_said_at_once(
+    folder: Path, shell: StreamShell, place: Workplace, size: int, put: Callable[[Path], None]
+) -> None:
+    """To open a named pipe would wait for whoever writes into it, and a link may lead to what was never to be sent."""
+    (folder / "was").write_bytes(random.Random(1).randbytes(size))
+    tree = git_tree(folder)
+    (folder / "was").unlink()
+    put(folder / "was")
+
+    with pytest.raises(ShipError, match=r"was changed while it was shipped \((no regular file|Too many levels.*)\)"):
+        ship(tree, shell, place)
+
+
 def test_a_file_that_changes_on_the_way_is_noticed(folder: Path, shell: StreamShell, place: Workplace) -> None:
     tree = git_tree(folder)
     (folder / "train.py").write_text("print('TRAIN')\n")
@@ -575,6 +616,47 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+HINT = r"  `draftyard gc gpu --older-than 0s` removes what nothing there needs: .*; ship again then"
+
+
+@pytest.mark.parametrize("num_files", [1, 40])
+def test_a_tree_that_would_fill_the_disk_over_there_is_refused_before_anything_is_sent(
+    folder: Path, shell: StreamShell, small_disk: Path, num_files: int
+) -> None:
+    """Others save checkpoints there: 4 MiB are free, and what is to come would fit but for what stays free."""
+    chance = random.Random(num_files)
+    for number in range(num_files):
+        (folder / f"f{number}").write_bytes(chance.randbytes(3900 * 1024 // num_files))
+    (small_disk / "filler").write_bytes(bytes(4 * 1024**2))
+    place, tree = Workplace(f"{small_disk}/work", sys.executable, "/"), git_tree(folder)
+    told: list[str] = []
+
+    with pytest.raises(DiskFull) as full:
+        ship_told(Site(replace(LOCAL, name="gpu"), shell, place, {}), tree, told.append)
+
+    assert re.fullmatch(
+        rf"local: {small_disk}/work: too little room: 3.[89] MiB are still to be written there, 4.0 MiB are free "
+        rf"and 0.4 MiB of the disk stay free for others\n{HINT}",
+        str(full.value),
+    )
+    assert told == []
+    assert [path for path in (small_disk / "work").rglob("*") if path.is_file()] == []
+    (small_disk / "filler").unlink()
+    assert there(ship(tree, shell, place).path) == {entry.path: entry.source.read_bytes() for entry in tree.entries}
+
+
+def test_a_tree_of_what_lies_there_already_is_made_only_where_there_is_room_for_the_copies(
+    folder: Path, shell: StreamShell, small_disk: Path
+) -> None:
+    (folder / "large").write_bytes(bytes(5 * 1024**2))
+    place = Workplace(f"{small_disk}/work", sys.executable, "/")
+    ship(git_tree(folder), shell, place)
+    (folder / "large").rename(folder / "renamed")
+
+    with pytest.raises(DiskFull, match="too little room"):
+        ship(git_tree(folder), shell, place)
+
+
 @pytest.mark.parametrize("num_files", [1, 40])
 def test_a_disk_that_fills_up_over_there_leaves_nothing_that_looks_whole_and_the_next_ship_completes(
     folder: Path, shell: StreamShell, small_disk: Path, num_files: int
@@ -583,14 +665,17 @@ def test_a_disk_that_fills_up_over_there_leaves_nothing_that_looks_whole_and_the
     chance = random.Random(num_files)
     for number in range(num_files):
         (folder / f"f{number}").write_bytes(chance.randbytes(6 * 1024**2 // num_files))
-    (small_disk / "filler").write_bytes(bytes(4 * 1024**2))
     place, tree = Workplace(f"{small_disk}/work", sys.executable, "/"), git_tree(folder)
 
+    def another_writes(_: str) -> None:
+        """Once there was room, and before anything has come."""
+        (small_disk / "filler").write_bytes(bytes(4 * 1024**2))
+
     with pytest.raises(ShipError) as full:
-        ship_told(Site(replace(LOCAL, name="gpu"), shell, place, {}), tree, lambda _: None)
+        ship_told(Site(replace(LOCAL, name="gpu"), shell, place, {}), tree, another_writes)
     assert re.fullmatch(
-        rf"local: {small_disk}/work.*: No space left on device: [\d.]+ [KM]iB are still to be written there and [\d.]+ [KM]?i?B are free\n"
-        r"  `draftyard gc gpu` removes old trees there, .*; ship again then: what has arrived is kept",
+        rf"local: {small_disk}/work.*: No space left on device: [\d.]+ [KM]iB are still to be written there, [\d.]+ [KM]?i?B are free "
+        rf"and 0.4 MiB of the disk stay free for others\n{HINT}",
         str(full.value),
     )
     assert not Path(place.tree_dir(tree.hash)).exists()
@@ -607,7 +692,7 @@ def test_a_disk_that_takes_no_further_file_over_there_says_how_many(
     for number in range(400):
         (folder / f"f{number}").write_text(f"{number}")
 
-    with pytest.raises(DiskFull, match=r"MiB are free, with room for \d+ of \d+ files$"):
+    with pytest.raises(DiskFull, match=r"too little room: .* with room for \d+ of \d+ files$"):
         ship(git_tree(folder), shell, Workplace(f"{small_disk}/work", sys.executable, "/"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import launch
+from orchestrator import cli, launch
 from orchestrator.actions import sweeping
 from orchestrator.actions.places import find_places
 from orchestrator.errors import DraftyardError, StoreError
@@ -31,6 +32,8 @@ from orchestrator.workplace import Workplace, run_script
 from remote import sweep as over_there
 from remote.manifest import MARKER
 from remote.processes import kill_run
+from remote.trees import Staging
+from remote.trees import Store as Store_there
 from tests.orchestrator.runs import new_run, started
 from tests.remote.jobs import wait_for
 
@@ -194,6 +197,50 @@ def test_left_overs_of_cut_ships_go_after_a_day(place: Workplace) -> None:
     ]
 
 
+def test_left_overs_go_at_once_when_asked_and_none_that_a_ship_is_making(place: Workplace, tmp_path: Path) -> None:
+    """A disk that a cut ship has filled is to be had back now; another ship may be at work on it."""
+    trees = Path(another_tree(place)).parent
+    (trees / ".staging-x-1").mkdir()
+    store = Store_there(Path(place.work_dir))
+    cut, coming, whole = store.part("a" * 64), store.part("b" * 64), store.parts / ("c" * 64)
+    for part in (trees / ".staging-x-1" / "f", cut, coming, whole):
+        part.write_bytes(bytes(5000))
+
+    with Staging(store, "y" * 64, []), coming.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        assert survey(SHELL, place, min_age_s=0).leftover_bytes > 15_000
+        swept = sweep(SHELL, place, [], min_age_s=0)
+        left = {path.name for path in (*trees.glob(".staging-*"), *store.parts.iterdir())}
+
+    assert left == {f".staging-{'y' * 64}-{os.getpid()}", coming.name}
+    assert (swept.removed, swept.kept) == (("leftovers",), {})
+    assert swept.freed_bytes > 15_000
+    sweep(SHELL, place, [], min_age_s=0)
+    assert list(store.parts.iterdir()) == []
+
+
+def test_gc_lists_left_overs_and_takes_them_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    store = Store_there(tmp_path / "draftyard")
+    store.part("a" * 64).write_bytes(bytes(2_000_000))
+    monkeypatch.chdir(tmp_path)
+    gc = ["gc", "local", "--db", "runs.db"]
+
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            cli.main([*gc, *words])
+        return "".join(capsys.readouterr())
+
+    assert "leftovers of cut ships" in said("--older-than", "0s", "--no-input")
+    assert "nothing older than 7 d" in said("--yes")
+    assert list(store.parts.iterdir())
+
+    assert "removed 1 item" in said("--older-than", "0s", "--yes")
+    assert list(store.parts.iterdir()) == []
+
+
 def test_a_spoiled_tree_stays_while_a_run_needs_a_tree_of_that_name(place: Workplace) -> None:
     """Set aside under a live job, it is the folder that this job works in."""
     trees, run = Path(place.work_dir, "trees"), Path(place.run_dir("live"))
@@ -239,7 +286,7 @@ def test_a_run_that_only_its_processes_tell_of_keeps_its_tree_until_they_are_rea
     swept = sweep(SHELL, place, names, min_age_s=0)
 
     assert kept.kept == dict.fromkeys(names, "its processes are alive")
-    assert swept.removed == tuple(names)
+    assert swept.removed == (*names, "leftovers")
     assert not aside.exists()
 
 

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,43 @@ def test_what_is_still_to_be_written_is_all_but_what_lies_among_the_parts(tmp_pa
     (store.parts / other).write_bytes(b"other")
     assert to_be_written(tmp_path, entries) == len(CONTENT) + 5
     assert to_be_written(tmp_path / "absent", entries) == len(CONTENT) + 10
+
+
+def test_a_tree_whose_folders_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    store, deep = Store(tmp_path), "/".join(["d" * 200] * 25)
+
+    with pytest.raises(OSError, match="too long"):
+        build(store, {"hash": "t" * 64, "entries": [["a/b", *ENTRIES[0][1:]], [f"{deep}/f", *ENTRIES[0][1:]]]}, None)
+
+    assert [path.name for path in store.trees.iterdir()] == [".parts"]
+
+
+def test_a_file_of_a_tree_that_became_a_pipe_is_made_anew_and_not_waited_for(tmp_path: Path) -> None:
+    store, body = Store(tmp_path), {**HEADER, "pack": [[SHA, len(CONTENT)]], "large": []}
+    build(store, body, io.BytesIO(zlib.compress(CONTENT)))
+    place = store.trees / HEADER["hash"] / "weights.bin"
+    time.sleep(0.02)  # a tick of the file system's clock
+    place.unlink()
+    os.mkfifo(place)
+
+    assert want(store, HEADER)["missing"] == [[SHA, 0]]
+    assert build(store, body, io.BytesIO(zlib.compress(CONTENT)))["whole"]
+    assert place.read_bytes() == CONTENT
+
+
+def test_what_stays_free_of_a_disk_is_a_twentieth_and_not_over_a_quarter_gibibyte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size, kept in ((8 * 1024**2, 8 * 1024**2 // 20), (10 * 1024**4, 256 * 1024**2)):
+        found = SimpleNamespace(
+            f_frsize=4096, f_blocks=size // 4096, f_bavail=100, f_files=1000, f_favail=60, f_bsize=4096
+        )
+        monkeypatch.setattr(trees.os, "statvfs", lambda _, found=found: found)
+        sums = trees.disk(tmp_path, ENTRIES)
+        assert (sums["reserve_bytes"], sums["free_bytes"], sums["free_files"]) == (kept // 4096 * 4096, 409_600, 10)
+        assert sums["to_come_bytes"] == 8192  # in whole blocks
+    monkeypatch.undo()
+    Store(tmp_path).need_room(ENTRIES)
 
 
 def test_reading_takes_no_new_memory_from_the_system() -> None:
