@@ -64,7 +64,8 @@ def trials(device: torch.device) -> list[Callable[[], Trial]]:
         cross_entropy_gradient,
         swiglu_product, swiglu_gradient, norm_rows, norm_gradient, heads, heads_gradient, update,
     )  # fmt: skip
-    if attention.tiles_for(sizes.draw(4, 1, sizes.shape.drafter.head_dim)).is_hopper:
+    drafter = replace(sizes.shape.drafter, block_size=sizes.case.block_size)
+    if attention.tiles_for(attention.Case.of(drafter, device=device, dtype=sizes.shape.dtype)).is_hopper:
         of_attention = (forward, query_gradient, context_gradient)
         makers = (*(partial(make, tiles=attention.HOPPER_TILES) for make in of_attention), *makers)
     return [lambda make=make: make(sizes) for make in makers]  # type: ignore[misc]

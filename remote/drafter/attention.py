@@ -5,7 +5,8 @@ key/value head h // (Q/G); scale D^-1/2.
 
 A backend turns one Visibility into an `Attend` function once a step; every layer with that visibility then calls it.
 Four backends give one result: `eager` (dense, any dtype, the oracle), `sdpa` (anywhere, bounded memory), `flex` (CUDA)
-and `triton` (CUDA, this project's own kernels, which `auto` takes where they pass a check on the very card).
+and `triton` (CUDA, this project's own kernels, which `auto` takes where they pass a check on the very card; where those made
+for its kind of card are off, `triton-any-card`, those for all cards).
 The choice is made once, at start, and carries its reason.
 """
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from remote.drafter import attention_flex, attention_sdpa
 from remote.drafter.kernels import attention as attention_triton
 from remote.drafter.keys import KeyValues
-from remote.drafter.self_check import Verdict
+from remote.drafter.self_check import OWN_KERNELS, OWN_KERNELS_OF_ALL_CARDS, Verdict
 from remote.drafter.visibility import Visibility, dense_mask
 from remote.report import UserFault
 from remote.spec import DrafterSpec
@@ -37,7 +38,7 @@ MIN_FLEX_HEAD_DIM = 16  # below it torch's flex kernels refuse to compile
 
 @dataclass(frozen=True)
 class Backend:
-    name: str  # eager, sdpa, flex or triton
+    name: str  # eager, sdpa, flex, triton or triton-any-card
     reason: str
     workspace_bytes: int = 2 * 1024**3
 
@@ -51,8 +52,8 @@ class Backend:
             return lambda query_TQD, keys, _=None: eager_attention(query_TQD, keys, visibility)
         if self.name == "flex":
             return attention_flex.plan(visibility)
-        if self.name == "triton":
-            return attention_triton.plan(visibility)
+        if self.name in (OWN_KERNELS, OWN_KERNELS_OF_ALL_CARDS):
+            return attention_triton.plan(visibility, for_all_cards=self.name == OWN_KERNELS_OF_ALL_CARDS)
         return attention_sdpa.plan(visibility, workspace_bytes=self.workspace_bytes)
 
 
@@ -80,7 +81,7 @@ def _auto(drafter: DrafterSpec, device: torch.device, dtype: torch.dtype, check:
     if check is not None:
         verdict = check()
         if verdict.is_passed:
-            return Backend("triton", f"auto: draftyard's own kernels, {verdict.reason}", workspace)
+            return Backend(verdict.backend, f"auto: draftyard's own kernels, {verdict.reason}", workspace)
         out = f"triton is out ({verdict.reason}); "
     obstacle = flex_obstacle(drafter, device=device, dtype=dtype)
     if obstacle is None:

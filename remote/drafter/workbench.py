@@ -54,7 +54,7 @@ class Choices:
     reasons: dict[str, str]
 
 
-BACKENDS = ("eager", "sdpa", "flex", "triton")  # a rank that can take one can take those before it
+BACKENDS = ("eager", "sdpa", "flex", "triton-any-card", "triton")  # a rank that can take one can take those before it
 DTYPES = (torch.float32, torch.bfloat16)
 
 Check = Callable[[DFlashSpec, torch.device, torch.dtype], Verdict]

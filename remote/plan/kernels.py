@@ -11,6 +11,7 @@ from remote.spec import DFlashSpec
 
 # As `remote.drafter.kernels.attention` and `remote.drafter.attention` have them; a test compares.
 MIN_HEAD_DIM, MAX_HEAD_DIM, MAX_BLOCK_ROWS = 16, 128, 128
+MAX_GROUP = 8  # query heads that share a key; kernels for Hopper cards may take more, which a plan cannot see
 MIN_FLEX_HEAD_DIM = 16
 
 
@@ -56,7 +57,8 @@ def block_rows(at: Sizes) -> int:
 
 def _fits_tiles(at: Sizes) -> bool:
     is_narrow = MIN_HEAD_DIM <= at.head_dim <= MAX_HEAD_DIM and at.head_dim == _power_of_two(at.head_dim)
-    return is_narrow and block_rows(at) <= MAX_BLOCK_ROWS and at.element_bytes == 2
+    is_small = block_rows(at) <= MAX_BLOCK_ROWS and at.heads // at.kv_heads <= MAX_GROUP
+    return is_narrow and is_small and at.element_bytes == 2
 
 
 def _power_of_two(number: int) -> int:

@@ -1,6 +1,6 @@
 """Compiles every kernel for a card that is not here and prints its resources as JSON, one kernel a line.
 
-    python -m tests.remote.kernel_builds CAPABILITY [attention | others]        (90: H200; 120: RTX PRO 6000)
+    python -m tests.remote.kernel_builds CAPABILITY [attention | hopper | others]        (90: H200; 120: RTX PRO 6000)
 
 Needs Triton, whose wheel brings the compiler, and no CUDA. Run it with TRITON_INTERPRET=0: tests choose the interpreter.
 """
@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon._runtime import GluonASTSource  # private: no public name compiles Gluon without a card
 
 from remote.drafter.kernels import (
     adamw,
@@ -72,9 +72,11 @@ def build(
 
 def builds(capability: int, part: str = "all") -> Iterator[tuple[str, Any]]:
     """At the shapes of drafters for 8B and 27B targets: 32 heads of 128 over 8, blocks of 32, width 5120, 248,320 tokens."""
-    if part != "others":
+    if part in ("all", "attention"):
         yield from _attention_builds(capability)
-    if part != "attention":
+    if part in ("all", "hopper") and capability == 90:
+        yield from _hopper_builds()
+    if part in ("all", "others"):
         yield from _row_builds(capability)
         yield from _body_builds(capability)
         yield from _update_builds(capability)
@@ -83,18 +85,35 @@ def builds(capability: int, part: str = "all") -> Iterator[tuple[str, Any]]:
 def _attention_builds(capability: int) -> Iterator[tuple[str, Any]]:
     tiles = attention.LARGE_TILES if capability == 90 else attention.SMALL_TILES
     shape = attention.Shape(1024 * 32, 8000, 32, 8, 4, 128, "tf32")
-    whole = {"CAUSAL": False}
+    yield from _row_tile_builds(capability, shape, tiles, {"CAUSAL": False})
+    context = shape.constants(tiles.context, is_whole=False)
+    yield "attention context gradient", build(context_gradient_kernel, context, capability=capability)
+    if (
+        capability != 90
+    ):  # as odd as they are taken: padded slots, and as many heads on a key as leave a product 16 long
+        odd = attention.Shape(61 * 7, 471, 7, 1, 8, 128, "tf32")
+        yield from _row_tile_builds(capability, odd, tiles, {"CAUSAL": True})
+
+
+def _row_tile_builds(
+    capability: int, shape: attention.Shape, tiles: attention.Tiles, whole: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
     forward = shape.constants(tiles.forward, is_whole=True) | whole
     yield "attention forward", build(forward_kernel, forward, capability=capability)
     query = shape.constants(tiles.query, is_whole=True) | whole
     yield "attention query gradient", build(query_gradient_kernel, query, capability=capability)
-    context = shape.constants(tiles.context, is_whole=False)
-    yield "attention context gradient", build(context_gradient_kernel, context, capability=capability)
-    if capability == 90:
-        yield from _hopper_builds(shape, whole)
 
 
-def _hopper_builds(shape: attention.Shape, whole: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _hopper_builds() -> Iterator[tuple[str, Any]]:
+    """Also as odd as they are taken: padded slots and heads, narrow heads."""
+    for shape, whole in (
+        (attention.Shape(1024 * 32, 8000, 32, 8, 4, 128, "tf32"), {"CAUSAL": False}),
+        (attention.Shape(61 * 12, 471, 12, 2, 7, 64, "tf32"), {"CAUSAL": True}),
+    ):
+        yield from _hopper_builds_of(shape, whole)
+
+
+def _hopper_builds_of(shape: attention.Shape, whole: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     tiles = attention.HOPPER_TILES
     own = attention_hopper.own_constants(shape) | whole
     yield "own gradients", build(own_gradient_kernel, own, capability=90)
@@ -123,9 +142,9 @@ def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
     )
     numbers = dict.fromkeys(("logits_ptr", "target_ptr", "weight_ptr", "entropy_ptr", "scale_ptr"), "*fp32")
     numbers |= dict.fromkeys(("label_logit_ptr", "target_log_sum_ptr", "soft_ce_ptr"), "*fp32")
-    numbers |= dict.fromkeys(("label_ptr", "best_ptr", "rank_ptr", "target_row_ptr"), "*i64")
+    numbers |= dict.fromkeys(("label_ptr", "best_ptr", "rank_ptr", "target_row_ptr", "order_ptr"), "*i64")
     gradient |= {"OUT_WIDTH": 2 * 248_320, "IN_PLACE": True}
-    with_target = {"HAS_TARGET": True, "HAS_OUT": True, **gradient}
+    with_target = {"HAS_TARGET": True, "HAS_ORDER": True, "HAS_OUT": True, **gradient}
     for name, kernel, constants in (
         ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True, **statistics}),
         ("cross-entropy gradient", cross_entropy._cross_entropy_kernel, with_target),
@@ -135,15 +154,18 @@ def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
 
 
 def _body_builds(capability: int) -> Iterator[tuple[str, Any]]:
-    sums = {"scale_ptr": "*fp32", "partial_ptr": "*fp32"}
+    sums = dict.fromkeys(("scale_ptr", "partial_ptr", "shared_ptr"), "*fp32")
     width = {"WIDTH": 5120, "TILE": 8192}
-    heads = {"HEADS": 32, "HEADS_PAD": 32, "HALF": 64}
+    heads = {"SPREAD": 1, "HEADS": 32, "HEADS_PAD": 32, "HALF": 64}
+    first = heads | {"SPREAD": 32}  # of the first layer, whose mask slots share a row
     inner = {"WIDTH": 17_408}
     for name, kernel, constants in (
         ("norm", norm._norm_kernel, width | {"num_warps": norm.NORM_WARPS}),
         ("norm gradient", norm._norm_gradient_kernel, width | {"num_warps": norm.NORM_WALK.warps}),
         ("heads", norm._head_kernel, heads | {"num_warps": norm.HEAD_WARPS}),
         ("heads gradient", norm._head_gradient_kernel, heads | {"num_warps": norm.HEAD_WALK.warps}),
+        ("heads, spread", norm._head_kernel, first | {"num_warps": norm.HEAD_WARPS}),
+        ("heads gradient, spread", norm._head_gradient_kernel, first | {"num_warps": norm.HEAD_WALK.warps}),
         ("swiglu", swiglu._swiglu_kernel, inner | swiglu.PRODUCT.constants(17_408)),
         ("swiglu gradient", swiglu._swiglu_gradient_kernel, inner | swiglu.GRADIENT.constants(17_408)),
     ):

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from remote.drafter.attention import Backend
-from remote.drafter.kernels import attention, attention_hopper
-from remote.drafter.kernels.attention import Shape, Tile, Tiles
+from remote.drafter.kernels import attention, attention_hopper, gluon
+from remote.drafter.kernels.attention import Case, Shape, Tile, Tiles
 from remote.drafter.kernels.launch import power_of_two
 from remote.drafter.visibility import Visibility, dense_mask, layer_rule, visible
-from tests.remote.cuda import CUDA, in_interpreter, needs_cuda
+from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
 from tests.remote.packed import blocks_of, packed_row, relative_error
 from tests.remote.test_attention import RULES, drafter, inputs, on_cuda, ranges, results
 
@@ -162,6 +162,59 @@ def test_ranges_of_context_tiles_are_those_of_the_mask(rule: str, keys: int) -> 
     assert num_whole > 0 or keys == 64 or rule != "full"
 
 
+@pytest.mark.parametrize(("block_size", "is_hopper"), [(4, True), (12, True), (32, True), (2, False), (7, False), (30, False)])  # fmt: skip
+def test_what_a_hopper_card_takes_is_said_by_the_recipe_alone(
+    monkeypatch: pytest.MonkeyPatch, block_size: int, is_hopper: bool
+) -> None:
+    """Not by a step's count of tokens: whatever the check at start ran is what every step runs."""
+    monkeypatch.setattr(gluon, "can_launch", lambda device: True)
+    case = Case(block_size, 4, 128, CPU, torch.bfloat16)
+
+    assert attention.tiles_for(case).is_hopper is is_hopper
+    assert not attention.tiles_for(case, for_all_cards=True).is_hopper
+    assert not attention.tiles_for(replace(case, dtype=torch.float32)).is_hopper
+    assert not attention.tiles_for(replace(case, head_dim=32)).is_hopper
+
+
+@pytest.mark.parametrize(("group", "fits"), [(1, True), (7, True), (8, True), (9, False), (32, False)])
+def test_groups_that_leave_a_tile_too_few_tokens_are_an_obstacle_but_on_hopper_cards(group: int, fits: bool) -> None:
+    """A product's sum over 8 own tokens or fewer does not compile: `tl.dot` wants 16."""
+    case = Case(4, group, 128, CPU, torch.bfloat16)
+
+    for tiles in (attention.LARGE_TILES, attention.SMALL_TILES):
+        told = attention.misfit(case, tiles)
+        assert (
+            told is None
+            if fits
+            else told == (f"{group} query heads share a key, above 8: a tile would own fewer than 16 tokens")
+        )
+    assert attention.misfit(case, attention.HOPPER_TILES) is None
+
+
+def test_tiles_that_the_hopper_kernels_would_hang_on_are_not_launched() -> None:
+    """Or compute something else with."""
+    seen = ranges("full", lengths=(200, 130), num_slots=19, block_size=7)
+    right = attention.HOPPER_TILES
+    ranges_of_tiles = attention.read_ranges(seen, right)
+    tensors = [tensor.detach() for tensor in inputs(seen, heads=2, kv_heads=2, dim=64, dtype=torch.float16)]
+
+    def launch(call, shape: Shape, **tiles: Tile) -> None:
+        tiled = replace(ranges_of_tiles, tiles=replace(right, **tiles))
+        call(tensors, tiled, shape, *(tensors[0] for _ in range(3)))
+
+    shape = Shape(19 * 7, 330, 7, 2, 1, 64, "tf32")
+    with pytest.raises(AssertionError, match="wait for ever"):
+        attention_hopper.forward_pass(tensors, replace(ranges_of_tiles, tiles=replace(right, forward=Tile(128, 64, 3, 4))), shape)  # fmt: skip
+    with pytest.raises(AssertionError, match="64 rows each"):
+        launch(attention_hopper.query_gradient_pass, shape, query=Tile(64, 64, 4, 4))
+    with pytest.raises(AssertionError, match="whole blocks"):
+        launch(attention_hopper.query_gradient_pass, replace(shape, block_size=130))
+    with pytest.raises(AssertionError, match="seen_by"):
+        launch(attention_hopper.context_gradient_pass, shape, context=Tile(64, 64, 3, 4))
+    with pytest.raises(AssertionError, match="a whole copy"):
+        launch(attention_hopper.context_gradient_pass, shape)
+
+
 # ---- on a card
 
 BIG = {"heads": 32, "kv_heads": 8, "dim": 128, "device": CUDA}
@@ -188,17 +241,46 @@ def test_large_tiles_on_cuda_equal_float64(rule: str) -> None:
     assert max(errors(seen, attention.LARGE_TILES, dtype=torch.bfloat16, **BIG)) < 0.01
 
 
-@needs_cuda
-@pytest.mark.parametrize(
-    ("rule", "block_size", "heads", "kv_heads", "dim"),
-    [("specforge", 7, 3, 3, 128), ("full", 32, 14, 7, 64), ("full", 8, 32, 4, 128), ("specforge", 2, 32, 1, 128)],
-)
-def test_odd_groups_on_cuda_equal_float64(rule: str, block_size: int, heads: int, kv_heads: int, dim: int) -> None:
-    seen = on_cuda(ranges(rule, lengths=(300, 170, 1), num_slots=61, block_size=block_size))
-    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "device": CUDA}
+DOCUMENTS = (300, 170, 1)
 
-    assert max(errors(seen, None, dtype=torch.bfloat16, **shape)) < 0.01
-    assert max(errors(seen, None, dtype=torch.float16, **shape)) < 0.002
+
+@needs_cuda
+@pytest.mark.parametrize("for_all_cards", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "lengths", "num_slots", "block_size", "heads", "kv_heads", "dim"),
+    [
+        ("specforge", DOCUMENTS, 61, 7, 3, 3, 128),
+        ("specforge", (40, 23), 9, 7, 3, 3, 128),
+        ("specforge", DOCUMENTS, 61, 7, 8, 1, 128),
+        ("full", DOCUMENTS, 61, 15, 32, 8, 64),
+        ("full", DOCUMENTS, 61, 6, 4, 4, 64),
+        ("full", DOCUMENTS, 61, 32, 14, 7, 64),
+        ("full", DOCUMENTS, 61, 8, 32, 4, 128),
+        ("speculators", DOCUMENTS, 61, 24, 32, 8, 128),
+        ("automodel", (1000, 500), 61, 16, 6, 2, 128),
+        ("full", (2000, 900), 40, 64, 14, 7, 64),
+        ("full", (900, 700), 200, 16, 8, 8, 64),
+        ("specforge", (700,), 50, 4, 32, 1, 128),
+    ],
+)
+def test_odd_groups_on_cuda_equal_float64(
+    rule: str, lengths: tuple[int, ...], num_slots: int, block_size: int, heads: int, kv_heads: int, dim: int,
+    for_all_cards: bool,
+) -> None:  # fmt: skip
+    """By the kernels that a training takes there, and by those that it takes where these are off."""
+    seen = on_cuda(ranges(rule, lengths=lengths, num_slots=num_slots, block_size=block_size))
+    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "device": CUDA}
+    case = Case(block_size, heads // kv_heads, dim, CUDA, torch.bfloat16)
+    tiles = attention.tiles_for(case, for_all_cards=for_all_cards)
+
+    is_hopper = torch.cuda.get_device_capability() == gluon.CAPABILITY and block_size % 4 == 0 and not for_all_cards
+    assert tiles.is_hopper is is_hopper
+    if heads // kv_heads > 8 and not is_hopper:
+        assert "query heads share a key" in str(attention.misfit(case, tiles))
+        return
+    assert attention.misfit(case, tiles) is None
+    assert max(errors(seen, tiles, dtype=torch.bfloat16, **shape)) < 0.01
+    assert max(errors(seen, tiles, dtype=torch.float16, **shape)) < 0.002
 
 
 @needs_cuda

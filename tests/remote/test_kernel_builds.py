@@ -13,7 +13,8 @@ SHARED_BYTES = {90: 227 * 1024, 120: 99 * 1024}  # of one program: H200; RTX PRO
 
 @pytest.mark.slow  # the compiler takes up to 10 s
 @pytest.mark.parametrize(
-    ("capability", "part", "count"), [(90, "attention", 7), (120, "attention", 3), (120, "others", 11)]
+    ("capability", "part", "count"),
+    [(90, "attention", 3), (90, "hopper", 8), (120, "attention", 5), (120, "others", 13)],
 )
 def test_kernels_compile_and_fit_the_shared_memory(capability: int, part: str, count: int) -> None:
     """In a process of its own, with Triton's compiler instead of its interpreter."""

@@ -156,6 +156,7 @@ def test_auto_is_planned_as_the_kernels_on_a_card_and_the_plan_says_so() -> None
         ({"head_dim": 256}, "bfloat16", "flex"),
         ({"block_size": 33}, "bfloat16", "flex"),
         ({"num_heads": 40}, "bfloat16", "flex"),
+        ({"num_kv_heads": 2, "block_size": 4}, "bfloat16", "flex"),
     ],
 )
 def test_the_plans_choice_is_the_trainers(drafter: dict[str, Any], dtype: str, taken: str) -> None:
@@ -164,7 +165,8 @@ def test_the_plans_choice_is_the_trainers(drafter: dict[str, Any], dtype: str, t
     at = sizes(spec, device="cuda")
     rows = attention_triton.block_rows(at.block_size, at.heads // at.kv_heads)
     torch_dtype = getattr(torch, dtype)
-    misfit = attention_triton._misfit(at.head_dim, rows, device=torch.device("cuda"), dtype=torch_dtype)
+    case = attention_triton.Case.of(spec.drafter, device=torch.device("cuda"), dtype=torch_dtype)
+    misfit = attention_triton.misfit(case, attention_triton.LARGE_TILES)
 
     assert kernels.attention_of(spec, at) == taken
     assert (misfit is None) == (taken == "triton")

@@ -88,6 +88,15 @@ def test_drafters_agree_on_what_each_can_take_and_name_who_cannot() -> None:
     assert second == FLEX, "it keeps its own reasons"
 
 
+def test_drafters_of_which_one_takes_the_kernels_for_all_cards_all_take_these() -> None:
+    fallen = replace(OWN, backend=Backend("triton-any-card", "those for Hopper cards are off"))
+
+    found = agree(OWN, Meeting(0, DRAFTERS, said=(OWN, fallen)))
+
+    assert (found.backend.name, found.is_fused) == ("triton-any-card", True)
+    assert found.reasons["attention"].startswith("triton-any-card: auto, as rank 1 (drafter 1) takes it")
+
+
 def test_what_a_target_rank_cannot_take_keeps_no_drafter_from_it() -> None:
     said = (OWN, OWN, FLEX)
 

@@ -33,6 +33,7 @@ from remote.spec import DrafterSpec
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
 MAX_BLOCK_ROWS = 128  # slots × heads of a group, each padded: a tile must hold one block
+MIN_PRODUCT = 16  # the shortest sum of a product that Triton compiles
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,39 @@ SMALL_TILES = Tiles(Tile(128, 64, 2, 8), Tile(128, 32, 2, 8), Tile(64, 64, 2, 4)
 LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))  # compute capabilities with 160 KiB and more
 
 
-def plan(visibility: Visibility, *, tiles: Tiles | None = None) -> Callable[[Tensor, KeyValues], Tensor]:
-    """Attention over these ranges. Made once a step for all layers that share them; a few small device operations."""
+@dataclass(frozen=True)
+class Case:
+    """What decides between kernels: nothing that changes from step to step of a training."""
+
+    block_size: int
+    group: int  # query heads that share a key
+    head_dim: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, drafter: DrafterSpec, *, device: torch.device, dtype: torch.dtype) -> Case:
+        group = drafter.num_heads // drafter.num_kv_heads
+        return cls(drafter.block_size, group, drafter.head_dim, device, dtype)
+
+
+def plan(
+    visibility: Visibility, *, tiles: Tiles | None = None, for_all_cards: bool = False
+) -> Callable[[Tensor, KeyValues], Tensor]:
+    """Attention over these ranges. Made once a step for all layers that share them; a few small device operations.
+
+    By the kernels of `tiles_for`; by plain torch where these do not fit. `tiles`: those of a test or a trial, unasked.
+    """
     ranges: list[Ranges] = []
 
     @launch.on_its_device
     def attend(query_TQD: Tensor, keys: KeyValues, made_from: MadeFrom | None = None) -> Tensor:
-        if not can_launch(query_TQD) or (tiles is None and not _fit(query_TQD, keys, visibility)):
+        case = _case(query_TQD, keys, visibility)
+        taken = tiles or tiles_for(case, for_all_cards=for_all_cards)
+        if not can_launch(query_TQD) or (tiles is None and misfit(case, taken) is not None):
             return attention_reference(query_TQD, keys, visibility)
         if not ranges:
-            ranges.append(read_ranges(visibility, tiles or tiles_for(query_TQD)))
+            ranges.append(read_ranges(visibility, taken))
         inputs = [tensor.contiguous() for tensor in (query_TQD, *keys)]
         out: Tensor = _RangedAttention.apply(*inputs, ranges[0], made_from)
         return out
@@ -78,28 +102,31 @@ def plan(visibility: Visibility, *, tiles: Tiles | None = None) -> Callable[[Ten
 
 def obstacle(drafter: DrafterSpec, *, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why these kernels cannot train here, or None."""
-    group = drafter.num_heads // drafter.num_kv_heads
-    rows = block_rows(drafter.block_size, group)
-    return launch.obstacle(device=device, dtype=dtype) or _misfit(drafter.head_dim, rows, device=device, dtype=dtype)
+    case = Case.of(drafter, device=device, dtype=dtype)
+    return launch.obstacle(device=device, dtype=dtype) or misfit(case, tiles_for(case))
 
 
-def _misfit(head_dim: int, rows: int, *, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What does not fit a tile in a card's shared memory."""
+def misfit(case: Case, tiles: Tiles) -> str | None:
+    """What of the case no tile can hold, or None."""
+    head_dim, rows = case.head_dim, block_rows(case.block_size, case.group)
     if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM or head_dim != power_of_two(head_dim):
         return f"head_dim {head_dim} is not a power of two from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
     if rows > MAX_BLOCK_ROWS:
         return (
             f"block_size × heads that share a key, each rounded up to a power of two, is {rows}, above {MAX_BLOCK_ROWS}"
         )
-    if device.type == "cuda" and dtype == torch.float32:
+    most = min(tiles.forward.rows, tiles.query.rows) // MIN_PRODUCT  # a tile's own tokens are summed over
+    if not tiles.is_hopper and power_of_two(case.group) > most:
+        return f"{case.group} query heads share a key, above {most}: a tile would own fewer than {MIN_PRODUCT} tokens"
+    if case.device.type == "cuda" and case.dtype == torch.float32:
         return "float32 tiles do not fit the shared memory of every card"
     return None
 
 
-def _fit(query_TQD: Tensor, keys: KeyValues, visibility: Visibility) -> bool:
+def _case(query_TQD: Tensor, keys: KeyValues, visibility: Visibility) -> Case:
     _, num_heads, head_dim = query_TQD.shape
-    rows = block_rows(visibility.block_size, num_heads // keys.block_key_TGD.shape[1])
-    return _misfit(head_dim, rows, device=query_TQD.device, dtype=query_TQD.dtype) is None
+    group = num_heads // keys.block_key_TGD.shape[1]
+    return Case(visibility.block_size, group, head_dim, query_TQD.device, query_TQD.dtype)
 
 
 def attention_reference(query_TQD: Tensor, keys: KeyValues, visibility: Visibility) -> Tensor:
@@ -149,10 +176,10 @@ def read_ranges(visibility: Visibility, tiles: Tiles) -> Ranges:
     )
 
 
-def tiles_for(query_TQD: Tensor) -> Tiles:
-    """Those of this card and these numbers."""
-    device = query_TQD.device
-    if attention_hopper.can_launch(query_TQD):
+def tiles_for(case: Case, *, for_all_cards: bool = False) -> Tiles:
+    """The fastest of this card; `for_all_cards`: of the kernels that every card has."""
+    device = case.device
+    if not for_all_cards and attention_hopper.can_launch(case):
         return HOPPER_TILES
     if device.type == "cuda" and torch.cuda.get_device_capability(device) not in LARGE_SHARED_MEMORY:
         return SMALL_TILES

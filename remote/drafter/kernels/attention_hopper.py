@@ -21,24 +21,27 @@ from remote.drafter.kernels.attention_hopper_forward import forward_kernel
 from remote.drafter.kernels.gluon import numbers_of, rows_of
 
 if TYPE_CHECKING:
-    from remote.drafter.kernels.attention import Ranges, Shape, Tile
+    from remote.drafter.kernels.attention import Case, Ranges, Shape, Tile
 
 TILE_ROWS = 128  # two groups of warps with 64 rows each
 CONTEXT_KEYS = 128  # two groups with 64 keys each
 HEAD_DIMS = (64, 128)  # narrower rows do not fill the 128 bytes in which copies are woven
 DTYPES = (torch.bfloat16, torch.float16)
+COPIED_TOKENS = 4  # 16 bytes of a head's numbers; where heads begin within them an H200 raised an illegal instruction
 OWN_WARPS = 4
 
 
-def can_launch(query_TQD: Tensor) -> bool:
-    """On a Hopper card whose Triton has Gluon. Each head's numbers begin at a whole copy of 16 bytes: four tokens."""
-    fits = query_TQD.dtype in DTYPES and query_TQD.shape[-1] in HEAD_DIMS and query_TQD.shape[0] % 4 == 0
-    return fits and gluon.can_launch(query_TQD.device)
+def can_launch(case: Case) -> bool:
+    """On a Hopper card whose Triton has Gluon, for blocks that keep every count of tokens a multiple of COPIED_TOKENS."""
+    fits = case.dtype in DTYPES and case.head_dim in HEAD_DIMS and case.block_size % COPIED_TOKENS == 0
+    return fits and gluon.can_launch(case.device)
 
 
 def forward_pass(inputs: Sequence[Tensor], ranges: Ranges, shape: Shape) -> tuple[Tensor, Tensor]:
     """The output and log-sum-exps in base two, (Q, T)."""
     query, out, tile = inputs[0], torch.empty_like(inputs[0]), ranges.tiles.forward
+    _hold(shape, tile)
+    assert constants(shape, tile)["OWN"] == 1, "the first turn is the only one over own keys: more would wait for ever"
     log_sum = out.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
     forward_kernel[_grid(shape)](
         query, *(rows_of(each, tile.keys) for each in inputs[1:]), ranges.start_T, ranges.end_T, out, log_sum,
@@ -53,6 +56,7 @@ def query_gradient_pass(
     """Each row's Σ out·grad_out, (Q, T), then the gradients of query, block key and block value."""
     query = inputs[0]
     tile, grad_query = ranges.tiles.query, torch.empty_like(query)
+    _hold(shape, tile)
     delta, *grads_of_block = own_gradient_pass(inputs, ranges, shape, out, log_sum, grad_out)
     query_gradient_kernel[_grid(shape)](
         query, *(rows_of(each, tile.keys) for each in inputs[1:]), ranges.start_T, ranges.end_T, log_sum, grad_out, delta,
@@ -81,6 +85,8 @@ def context_gradient_pass(
     """The gradients of context key and value."""
     query, key, value, _, _ = inputs
     tile, grads = ranges.tiles.context, (torch.empty_like(key), torch.empty_like(value))
+    assert tile.keys == CONTEXT_KEYS, "seen_by lists the tiles of context that the kernel takes"
+    assert shape.num_tokens % COPIED_TOKENS == 0, "each head's numbers begin at a whole copy"
     half = CONTEXT_KEYS // 2
     context_gradient_kernel[(ranges.seen_by.shape[1] * shape.num_kv_heads,)](
         rows_of(query, tile.rows), rows_of(key, half), rows_of(value, half), ranges.start_T, ranges.end_T,
@@ -88,6 +94,11 @@ def context_gradient_pass(
         shape.num_context, shape.num_tokens, shape.scale, **context_constants(shape, tile),
     )  # fmt: skip
     return grads
+
+
+def _hold(shape: Shape, tile: Tile) -> None:
+    assert tile.rows == TILE_ROWS, "two groups of warps have 64 rows each"
+    assert shape.block_rows <= TILE_ROWS, "a tile holds whole blocks"
 
 
 def _grid(shape: Shape) -> tuple[int]:
