@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from remote.drafter import loss_chunk, loss_fused
 from remote.drafter.blocks import Blocks
 from remote.drafter.head_plan import HeadChunk, HeadPlan, plan_head
-from remote.drafter.loss_chunk import TOP_K, Read, Slots, Totals, needs_teacher
+from remote.drafter.loss_chunk import TOP_K, Grid, Read, Slots, Totals, needs_teacher
 from remote.drafter.weights import position_weights
 from remote.spec import LOSS_TERMS, LossSpec
 
@@ -167,7 +167,7 @@ class _FusedLoss(torch.autograd.Function):
             for grad_MH, part in zip(grads, parts, strict=True):
                 grad_MH[rows] = part
         if read:
-            totals |= Read.joined(read).totals(_all_slots(work), spec)
+            totals |= Read.joined(read).totals(Grid(plan.index_M, work.num_blocks, plan.block_size), spec)
         ctx.save_for_backward(*grads)
         numerator = sum(
             (spec.terms[term] * totals[term][0] for term in _averaged(spec)), torch.zeros_like(totals["weights"][0])
@@ -206,15 +206,8 @@ def _teacher(work: _Work, chunk: HeadChunk, before: Any) -> Any:
 
 def _slots(plan: HeadPlan, chunk: HeadChunk) -> Slots:
     rows = slice(*chunk.slots)
-    num_blocks = chunk.blocks[1] - chunk.blocks[0]
-    numbers = (plan.label_M[rows], plan.cell_M[rows], plan.teacher_M[rows], plan.order_M[rows])
-    return Slots(*numbers, num_blocks, plan.block_size)
-
-
-def _all_slots(work: _Work) -> Slots:
-    """Those of all chunks, in the grid of all blocks."""
-    plan = work.plan
-    return Slots(plan.label_M, plan.index_M, plan.teacher_M, plan.order_M, work.num_blocks, plan.block_size)
+    grid = Grid(plan.cell_M[rows], chunk.blocks[1] - chunk.blocks[0], plan.block_size)
+    return Slots(plan.label_M[rows], grid, plan.teacher_M[rows], plan.order_M[rows])
 
 
 def _denominator(blocks: Blocks, totals: Totals, spec: LossSpec) -> Tensor:

@@ -43,15 +43,22 @@ class Teacher:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Where supervised slots stand among the blocks and slots (N, B) of a chunk, or of all."""
+
+    cell_M: Tensor
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True)
 class Slots:
     """The supervised slots of one chunk."""
 
     label_M: Tensor
-    cell_M: Tensor  # position in the grid (N, B) of the chunk
+    grid: Grid
     teacher_M: Tensor  # row of the chunk's Teacher
     order_M: Tensor  # the slots by their teachers
-    num_blocks: int
-    block_size: int
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,9 @@ class Read:
         soft = {term: torch.cat([part.soft_M[term] for part in parts]) for term in parts[0].soft_M}
         return cls(SlotValues(*map(torch.cat, values)), torch.cat([part.weight_M for part in parts]), soft)
 
-    def totals(self, slots: Slots, spec: LossSpec) -> Totals:
+    def totals(self, grid: Grid, spec: LossSpec) -> Totals:
         """Sums of every term and metric."""
-        return loss_totals(self.values, self.weight_M, self.soft_M, spec) | metric_totals(self.values, slots)
+        return loss_totals(self.values, self.weight_M, self.soft_M, spec) | metric_totals(self.values, grid)
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,7 @@ def chunk_loss(
     """What every slot of the chunk is read to be and, on request, both gradients of its hidden states."""
     student = read_student(hidden_MH, _labels(slots, teacher, spec), head_VH)
     p_MV = teacher.log_p_UV.index_select(0, slots.teacher_M).exp_() if teacher and soft_coefficient(spec) else None
-    weight_M = slot_weights(student, slots, spec)
+    weight_M = slot_weights(student, slots.grid, spec)
     values = SlotValues(*(getattr(student, each.name) for each in fields(SlotValues)))
     read = Read(values, weight_M, _soft_values(student, p_MV, teacher, slots))
     if not with_gradient:
@@ -168,17 +175,17 @@ def soft_coefficient(spec: LossSpec) -> float:
     return sum(spec.terms.get(term, 0.0) for term in SOFT_TERMS)
 
 
-def slot_weights(values: SlotValues, slots: Slots, spec: LossSpec) -> Tensor:
+def slot_weights(values: SlotValues, grid: Grid, spec: LossSpec) -> Tensor:
     """The position weight of every slot, (M,)."""
-    supervised_NB = _grid(torch.ones_like(values.right_M), slots)
-    weight_NB = position_weights(_grid(values.ce_M, slots), _grid(values.right_M, slots), supervised_NB, spec)
-    return weight_NB.flatten().index_select(0, slots.cell_M)
+    supervised_NB = _placed(torch.ones_like(values.right_M), grid)
+    weight_NB = position_weights(_placed(values.ce_M, grid), _placed(values.right_M, grid), supervised_NB, spec)
+    return weight_NB.flatten().index_select(0, grid.cell_M)
 
 
-def _grid(values_M: Tensor, slots: Slots) -> Tensor:
+def _placed(values_M: Tensor, grid: Grid) -> Tensor:
     """Values by block and slot, (N, B); zero or False where not supervised."""
-    flat = values_M.new_zeros(slots.num_blocks * slots.block_size)
-    return flat.index_copy_(0, slots.cell_M, values_M).view(slots.num_blocks, slots.block_size)
+    flat = values_M.new_zeros(grid.num_blocks * grid.block_size)
+    return flat.index_copy_(0, grid.cell_M, values_M).view(grid.num_blocks, grid.block_size)
 
 
 def _soft_values(student: Student, p_MV: Tensor | None, teacher: Teacher | None, slots: Slots) -> dict[str, Tensor]:
@@ -199,9 +206,9 @@ def loss_totals(read: SlotValues, weight_M: Tensor, soft_values: dict[str, Tenso
     return totals | {"weights": _sum(weight_M), "right_weights": _sum(right_weight_M)}
 
 
-def metric_totals(read: SlotValues, slots: Slots) -> Totals:
+def metric_totals(read: SlotValues, grid: Grid) -> Totals:
     """Sums of what is counted, undecayed."""
-    right_NB, supervised_NB = _grid(read.right_M, slots), _grid(torch.ones_like(read.right_M), slots)
+    right_NB, supervised_NB = _placed(read.right_M, grid), _placed(torch.ones_like(read.right_M), grid)
     totals = {f"topk_{k}": _sum(read.rank_M < k) for k in TOP_K}
     return totals | {
         "supervised_at": supervised_NB.sum(0).double(),

@@ -78,7 +78,7 @@ def chunk_loss(
     values = SlotValues(
         label_M, read.log_sum_M - read.label_logit_M, read.entropy_M, read.best_M == label_M, read.rank_M
     )
-    weight_M = slot_weights(values, slots, spec)
+    weight_M = slot_weights(values, slots.grid, spec)
     soft = soft_coefficient(spec)
     target = (
         TargetRows(teacher.logits_UV, teacher.log_sum_U, slots.teacher_M, slots.order_M) if teacher and soft else None
