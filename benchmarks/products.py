@@ -26,7 +26,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from benchmarks import lt
+from benchmarks import cublaslt
 from benchmarks.step_parts import clock
 from remote.drafter.kernels import cross_entropy
 from remote.drafter.kernels.launch import RowTile
@@ -167,7 +167,7 @@ def settings(warm: Warm, device: torch.device, *, name: str = "") -> Iterator[di
 def algorithms(warm: Warm, device: torch.device) -> Iterator[dict[str, Any]]:
     """Each of cuBLASLt's own suggestions, in its order, with two sizes of workspace."""
     for workspace_mib in (32, 128):
-        library = lt.Library(device, workspace_bytes=workspace_mib * 1024**2)
+        library = cublaslt.Library(device, workspace_bytes=workspace_mib * 1024**2)
         for product in (each for each in (*PRODUCTS, *SMALL_T) if each.operations > LARGE):
             left, right = operands(product, product.now, device)
             out = torch.empty(

@@ -20,7 +20,10 @@ def hasten() -> None:
         from triton.runtime import interpreter
     except ImportError:
         return
-    if hasattr(interpreter, "_LangPatchScope") and hasattr(interpreter.GridExecutor, "_restore_args_dev"):
+    executor = getattr(interpreter, "GridExecutor", None)
+    named = [(interpreter, "tl"), (interpreter, "_LangPatchScope"), (interpreter, "_patch_lang")]
+    named += [(executor, "_init_args_hst"), (executor, "_restore_args_dev")]
+    if all(hasattr(owner, name) for owner, name in named):
         interpreter.GridExecutor._init_args_hst = _as_they_are
         interpreter.GridExecutor._restore_args_dev = _leave
         interpreter._patch_lang = _once_a_launch(interpreter._patch_lang, interpreter)

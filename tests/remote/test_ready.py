@@ -10,10 +10,33 @@ import pytest
 from remote import ready
 from remote.drafter import target as trainer
 from remote.ready import MARKER, found, main
+from remote.report import UserFault
 
 
 def test_the_mark_of_a_converted_target_is_the_trainers() -> None:
     assert MARKER == trainer.MARKER
+
+
+@pytest.mark.parametrize("kind", ["whole", "cut", "a file short", "unmarked"])
+def test_a_folder_is_whole_here_where_it_is_for_the_trainer(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "weights").write_bytes(b"123" if kind == "cut" else b"12345")
+    files = {"weights": {"size": 5}} | ({"config.json": {"size": 2}} if kind == "a file short" else {})
+    if kind != "unmarked":
+        (tmp_path / MARKER).write_text(json.dumps({"source": "x.gguf", "files": files}))
+
+    assert ready._is_whole(tmp_path, "x.gguf") is trainer._is_whole(tmp_path) is (kind == "whole")
+    assert not ready._is_whole(tmp_path, "other.gguf"), "the trainer names the folder by the file; here its marker does"
+
+
+def test_a_packages_file_is_found_where_the_trainer_finds_it() -> None:
+    path, fault = ready._packaged("package:torch/METADATA")
+
+    assert (path, fault) == (trainer._package_file("package:torch/METADATA"), None)
+    for source in ("package:no-such-package/x.gguf", "package:torch/x.gguf"):
+        _, fault = ready._packaged(source)
+        with pytest.raises(UserFault) as raised:
+            trainer._package_file(source)
+        assert str(fault).removesuffix(" there") in str(raised.value)
 
 
 def test_a_folder_is_a_target_where_it_has_a_config(tmp_path: Path) -> None:
