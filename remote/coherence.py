@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import posixpath
 
-from remote.ranges import range_errors
+from remote.ranges import MOST_TOKENS, range_errors
 from remote.spec import BUNDLED_RUNGS, LOSS_TERMS, RANKS_RUNG, REAL_RUNG, DFlashSpec, ScriptSpec, Spec
 
 # Why a run may fail, so that another attempt can be wished: the reasons of `ls`, without the number of exit and signal.
@@ -92,8 +92,6 @@ def _target_errors(spec: DFlashSpec) -> list[tuple[str, str]]:
 
 def _drafter_errors(spec: DFlashSpec) -> list[tuple[str, str]]:
     drafter, target, errors = spec.drafter, spec.target, []
-    if drafter.block_size < 2:
-        errors.append(("drafter.block_size", f"is {drafter.block_size}; it must be at least 2"))
     if drafter.num_kv_heads < 1 or drafter.num_heads % drafter.num_kv_heads:
         errors.append(
             (
@@ -142,6 +140,15 @@ def _data_errors(spec: DFlashSpec) -> list[tuple[str, str]]:
     if spec.data.row_tokens < spec.drafter.block_size:
         errors.append(
             ("data.row_tokens", f"is {spec.data.row_tokens}; one block alone has {spec.drafter.block_size} tokens")
+        )
+    tokens = spec.data.row_tokens * spec.train.rows_per_step
+    if tokens > MOST_TOKENS >= spec.data.row_tokens:
+        errors.append(
+            (
+                "train.rows_per_step",
+                f"is {spec.train.rows_per_step}; with data.row_tokens {spec.data.row_tokens:,} that is {tokens:,} tokens at "
+                f"once, and it must be at most {MOST_TOKENS:,}; train.accumulation takes rows one after the other",
+            )
         )
     if spec.data.hidden_states == "online" and spec.data.num_workers > 0:
         errors.append(

@@ -12,7 +12,7 @@ import math
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
+_WORDS = {bool: "true or false", int: "a whole number of at most 64 bits", float: "a finite number", str: "a text"}
 _SHOWN = 60  # characters of a wrong value
 
 
@@ -56,8 +56,10 @@ def _is(hint: Any, value: Any) -> bool:
         return isinstance(value, list) and all(_is(inner[0], each) for each in value)
     if origin is dict:
         return isinstance(value, dict) and all(_is(inner[1], each) for each in value.values())
-    if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+    if hint is float and type(value) is float:
+        return math.isfinite(value)
+    if hint in (int, float):
+        return type(value) is int and abs(value) < 2**63  # no database or tensor holds more, and many a float does not
     return type(value) is hint
 
 
@@ -75,5 +77,5 @@ def _due(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")  # no half a surrogate pair
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

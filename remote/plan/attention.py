@@ -5,7 +5,8 @@ Anchors are taken evenly spread over documents of equal length, which is what ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from remote.plan.sizes import Sizes, worst_documents
 from remote.spec import DFlashSpec
@@ -13,8 +14,7 @@ from remote.spec import DFlashSpec
 LAUNCH_PAIRS = {"cuda": 1 << 20, "cpu": 1 << 14}  # query-key pairs worth one more kernel launch
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Block tokens of neighbouring blocks, and the context positions any of them sees."""
 
     rows: int
@@ -31,21 +31,33 @@ def largest_chunk_bytes(spec: DFlashSpec, at: Sizes, *, backward: bool) -> int:
     windows = {
         spec.drafter.sliding_window if kind == "sliding" else None for kind in spec.drafter.layer_types or ["full"]
     }
-    return max(_bytes(chunk, at, backward=backward) for window in windows for chunk in _chunks(spec, at, window=window))
+    length, budget_bytes = spec.data.row_tokens, spec.drafter.attention_workspace_bytes
+    if spec.data.anchors_per == "document":
+        length = -(-length // worst_documents(spec.data))
+    largest = (_largest(at, length, budget_bytes, window) for window in windows)
+    return max(backwards if backward else forward for forward, backwards in largest)
 
 
-def _chunks(spec: DFlashSpec, at: Sizes, *, window: int | None) -> list[Chunk]:
+@lru_cache(maxsize=64)  # every stage asks for it, and it looks at each block
+def _largest(at: Sizes, length: int, budget_bytes: int, window: int | None) -> tuple[int, int]:
+    """Forward and backward, for documents of that length."""
+    chunks = set(_chunks(at, length, budget_bytes, window))
+    forward, backward = ({_bytes(chunk, at, backward=is_back) for chunk in chunks} for is_back in (False, True))
+    return max(forward), max(backward)
+
+
+def _chunks(at: Sizes, length: int, budget_bytes: int, window: int | None) -> list[Chunk]:
     """Neighbours are joined while the overhead per block (a launch, and pairs no block wanted) falls."""
     launch_pairs = LAUNCH_PAIRS["cuda" if at.is_cuda else "cpu"]
     chunks: list[Chunk] = []
     num_blocks, alone = 0, 0  # of the chunk being filled: its blocks, and their pairs taken one by one
     for index in range(at.blocks):
-        single = _block(spec, at, index, window)
+        single = _block(at, index, length, window)
         if chunks:
             joined, joined_alone = _join(chunks[-1], single), alone + single.pairs
             overhead = (launch_pairs + chunks[-1].pairs - alone) / num_blocks
             is_less = (launch_pairs + joined.pairs - joined_alone) / (num_blocks + 1) <= overhead
-            if is_less and _budget_bytes(joined, at) <= spec.drafter.attention_workspace_bytes:
+            if is_less and _budget_bytes(joined, at) <= budget_bytes:
                 chunks[-1], num_blocks, alone = joined, num_blocks + 1, joined_alone
                 continue
         chunks.append(single)
@@ -53,11 +65,8 @@ def _chunks(spec: DFlashSpec, at: Sizes, *, window: int | None) -> list[Chunk]:
     return chunks
 
 
-def _block(spec: DFlashSpec, at: Sizes, index: int, window: int | None) -> Chunk:
+def _block(at: Sizes, index: int, length: int, window: int | None) -> Chunk:
     anchor = (index + 1) * at.context_tokens // (at.blocks + 1)
-    length = spec.data.row_tokens
-    if spec.data.anchors_per == "document":
-        length = -(-length // worst_documents(spec.data))
     start = anchor // length * length
     return Chunk(at.block_size, start if window is None else max(start, anchor - window), anchor)
 

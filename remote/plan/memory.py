@@ -10,7 +10,7 @@ The numbers are bytes of tensors ("allocated"); when they are alive together is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from remote.plan.attention import largest_chunk_bytes
@@ -93,7 +93,7 @@ def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -
     ends = row_bytes(at, ends_rows, at.hidden) + (_norm(at, ends_rows, at.hidden) if layers is None else 0)
     lines = [Component("context features", shared, "fc and hidden_norm of the context, 2·S·H")]
     if is_checkpointed(spec):
-        entries = sum(entry_rows(at, is_first=layer == 0) for layer in range(count))
+        entries = _over_layers(at, count, lambda layer: entry_rows(at, is_first=layer == 0))
         lines.append(Component("activations kept", row_bytes(at, entries, at.hidden) + ends, "each layer's input, T·H"))
         return lines
     lines.append(
@@ -104,9 +104,16 @@ def kept_components(spec: DFlashSpec, at: Sizes, *, layers: int | None = None) -
         why = "T·(2H + 2Q + 2G + 2I) a layer: norms, rotation and SwiGLU are computed again"
         if attention_of(spec, at) != "triton":
             why = "T·(2H + 3Q + 3G + 2I) a layer: norms and SwiGLU are computed again"
-    activations = sum(block_activations(at, spec, layer=layer) for layer in range(count))
+    activations = _over_layers(at, count, lambda layer: block_activations(at, spec, layer=layer))
     lines.append(Component("activations kept", activations + ends, why))
     return lines
+
+
+def _over_layers(at: Sizes, count: int, size_of: Callable[[int], int]) -> int:
+    """The sum over the first `count` layers: the first and the last are like no other, those between are all alike."""
+    ends = sorted({0, at.layers - 1} & set(range(count)))
+    between = count - len(ends)
+    return sum(map(size_of, ends)) + (between * size_of(1) if between else 0)
 
 
 def block_activations(at: Sizes, spec: DFlashSpec, *, layer: int) -> int:

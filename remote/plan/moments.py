@@ -156,6 +156,8 @@ def _backward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
         _gradients(spec, at, layers=0),
         Component("loss temporaries", loss, "gradients made by the loss, scaled into M·H"),
     ]
+    incoming = 1 if has_fused_kernels(spec, at) else 2
+    attention = attention_workspace(spec, at, backward=True) + incoming * token_bytes(at, at.hidden)
     for layer in reversed(range(at.layers)):
         kept = kept_components(spec, at, layers=layer + (0 if is_checkpointed(spec) else 1))
         done = at.layers - 1 - layer
@@ -168,8 +170,6 @@ def _backward_moments(spec: DFlashSpec, at: Sizes) -> Iterator[list[Component]]:
         if is_last or attention_of(spec, at) != "triton":
             freed += row_bytes(at, passed_rows(at, is_last=is_last), at.query_width)
         left = _given_back([*kept, live], freed)
-        incoming = 1 if has_fused_kernels(spec, at) else 2
-        attention = attention_workspace(spec, at, backward=True) + incoming * token_bytes(at, at.hidden)
         work = Component(_TEMPORARIES, attention, "of attention: gradients and one chunk's workspace")
         yield [*base, *left, _gradients(spec, at, layers=done, part="attention"), work]
     last = Component(_TEMPORARIES, context_bytes(at, 3 * at.hidden), "of the context features, 3·S·H")

@@ -127,7 +127,8 @@ def _supervised_slots(spec: DFlashSpec, blocks: int, documents: int | None) -> i
     candidates, slots = count * (length - 1), 0
     if candidates > 0:
         whole = max(0, length - 1 - reach)  # anchors of a document with all their slots; the others have 1, 2, …
-        slots = count * (whole * reach + sum(range(1, min(reach, length - 1) + 1)))
+        cut = min(reach, length - 1)
+        slots = count * (whole * reach + cut * (cut + 1) // 2)
     share = min(1.0, blocks / spec.train.rows_per_step / candidates) if candidates > 0 else 0.0
     return round(share * slots) * spec.train.rows_per_step
 

@@ -203,7 +203,7 @@ def test_a_users_mistake_is_one_line_in_the_log_and_a_bug_keeps_its_traceback(
         ({"mask_token_id": 96}, r"drafter\.mask_token_id is 96; the vocabulary runs from 0 to 95"),
         ({"captured_layers": [1, 3]}, r"drafter\.captured_layers is \[1, 3\]; ids run from 0 to 2: the last layer"),
         ({"block_size": 64}, r"data\.row_tokens is 48; one block alone has 64 tokens"),
-        ({"num_layers": "2"}, r'drafter\.num_layers is "2"; it must be a whole number$'),
+        ({"num_layers": "2"}, r'drafter\.num_layers is "2"; it must be a whole number of at most 64 bits$'),
         ({"mask_token_id": None}, r"DrafterSpec has no 'mask_token_id', which it needs"),  # None here: taken away
     ],
 )

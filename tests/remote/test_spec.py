@@ -49,10 +49,24 @@ def test_load_refuses_what_it_does_not_know(tmp_path: Path, change: dict[str, An
 @pytest.mark.parametrize(
     ("section", "name", "value", "words"),
     [
-        ("train", "num_steps", "ten", r'train\.num_steps is "ten"; it must be a whole number$'),
-        ("train", "num_steps", True, r"train\.num_steps is true; it must be a whole number$"),
-        ("train", "num_threads", 1.5, r"train\.num_threads is 1\.5; it must be a whole number or null$"),
+        ("train", "num_steps", "ten", r'train\.num_steps is "ten"; it must be a whole number of at most 64 bits$'),
+        ("train", "num_steps", True, r"train\.num_steps is true; it must be a whole number of at most 64 bits$"),
+        (
+            "train",
+            "num_threads",
+            1.5,
+            r"train\.num_threads is 1\.5; it must be a whole number of at most 64 bits or null$",
+        ),
         ("optim", "lr", "1e-3", r'optim\.lr is "1e-3"; it must be a finite number$'),
+        ("optim", "lr", 10**400, r"optim\.lr is 10{59}…; it must be a finite number$"),
+        (
+            "data",
+            "answer_batch",
+            10**400,
+            r"data\.answer_batch is 10{59}…; it must be a whole number of at most 64 bits$",
+        ),
+        ("data", "answer_batch", -(2**63), r"answer_batch is -92\d+; it must be a whole number of at most 64 bits$"),
+        ("data", "answer_batch", "\ud800", r'answer_batch is "\?"; it must be a whole number of at most 64 bits$'),
         ("optim", "lr", float("inf"), r"optim\.lr is Infinity; it must be a finite number$"),
         ("optim", "name", "sgd", r'optim\.name is "sgd"; it must be one of adamw, muon$'),
         (
@@ -126,6 +140,20 @@ def test_captured_layers_follow_the_published_rule(depth: int, count: int, layer
     assert published_layers(depth, count) == layers
 
 
+def test_a_bound_is_told_with_what_was_seen() -> None:
+    errors = dict(cross_field_errors(tiny_spec(drafter={"num_layers": 100_000_000}, data={"answer_batch": 10**400})))
+
+    assert errors["drafter.num_layers"] == "is 100,000,000; it must be from 1 to 1,000"
+    assert errors["data.answer_batch"] == "is a number of more than 64 bits; it must be at least 1"
+
+
+def test_rows_that_are_too_many_tokens_at_once_are_refused_with_the_arithmetic() -> None:
+    errors = dict(cross_field_errors(tiny_spec(data={"row_tokens": 2**17}, train={"rows_per_step": 3})))
+
+    assert "with data.row_tokens 131,072 that is 393,216 tokens at once" in errors["train.rows_per_step"]
+    assert "it must be at most 262,144" in errors["train.rows_per_step"]
+
+
 def test_a_sound_spec_has_no_cross_field_error() -> None:
     assert cross_field_errors(tiny_spec()) == []
 
@@ -189,6 +217,15 @@ def test_a_sound_spec_has_no_cross_field_error() -> None:
         ("roles", {"queue": 0}, "roles.queue"),
         ("roles", {"drafter": 2}, "train.accumulation"),
         ("roles", {"drafter": 2}, "life.num_gpus"),
+        ("roles", {"target": 2_000}, "roles.target"),
+        ("roles", {"drafter": 2_000}, "roles.drafter"),
+        ("drafter", {"num_layers": 100_000_000}, "drafter.num_layers"),
+        ("drafter", {"block_size": 100_000_000}, "drafter.block_size"),
+        ("target", {"num_layers": 100_000_000}, "target.num_layers"),
+        ("data", {"row_tokens": 100_000_000}, "data.row_tokens"),
+        ("train", {"rows_per_step": 100_000_000}, "train.rows_per_step"),
+        ("data", {"answer_batch": 10**400}, "data.answer_batch"),
+        ("optim", {"lr": 10**400}, "optim.lr"),
     ],
 )
 def test_a_fault_across_fields_is_named_by_its_path(section: str, fields: dict[str, Any], path: str) -> None:
