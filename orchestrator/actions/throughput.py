@@ -16,9 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.errors import UsageError
-from orchestrator.store.queries import NUM_REPORTS
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import Document, Kind, RunRow, State
+from orchestrator.store.rows import NUM_REPORTS, Document, Kind, RunRow, State
 from orchestrator.units import is_measurable
 from remote.balance import Pace, Sides, sentence
 from remote.roles import Roles

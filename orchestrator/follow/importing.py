@@ -30,6 +30,7 @@ from orchestrator.store.run_id import check_run_id
 from orchestrator.store.writes import Store
 from remote.rundir import RunDir, read_json
 from remote.spec import ENTRIES
+from remote.wire import LATEST_S
 
 HOST = "imported"
 CUT_SHORT = "its folder was not read to the end; import it again"
@@ -41,10 +42,11 @@ def import_folder(store: Store, folder: Path) -> RunRow:
     job = read_json(source.job_json)
     if job is None or not isinstance(job.get("run_id"), str):
         raise DraftyardError(f"{folder} is no run folder: it has no whole job.json with a run_id")
-    new = _row(source, job)
+    row = _row(source, job)
     seen = {attempt.number: _seen(source, attempt.number) for attempt in source.attempts()}
     if not seen:
         raise DraftyardError(f"{folder} has no attempt: attempts/1 is the folder of the first; copy it whole")
+    new = replace(row, created_s=_began_s(seen[min(seen)]))
     with _alone(store.logs.root / new.id):
         run = store.create_run(new)
         if run.host != HOST:
@@ -104,6 +106,12 @@ def _row(source: RunDir, job: dict[str, Any]) -> NewRun:
         tags=tuple(str(tag) for tag in spec.get("tags") or ()),
         why=str(spec.get("why") or ""),
     )
+
+
+def _began_s(seen: Evidence) -> float | None:
+    """When its first attempt was started, by that host's clock: the moment of the import says nothing of the run."""
+    said = (_object(found).get("started_s") for found in (seen.supervisor, seen.exit))
+    return next((float(at_s) for at_s in said if isinstance(at_s, int | float) and 0 < at_s <= LATEST_S), None)
 
 
 def _object(value: Any) -> dict[str, Any]:

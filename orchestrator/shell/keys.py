@@ -8,6 +8,7 @@ offers; what was offered, and which file could not be read, is in the error. Not
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,15 @@ class Identities(AuthStrategy):
             lines.append(
                 "  it hung up after too many offers: set IdentityFile and IdentitiesOnly yes for it in ~/.ssh/config"
             )
-        lines.append(f"  does this work: ssh -o BatchMode=yes {self._endpoint.name} true")
+        lines.append(f"  does this work: {shlex.join(self._by_hand())}")
         return "\n".join(lines)
+
+    def _by_hand(self) -> list[str]:
+        """The same with ssh itself, all spelled: the name may be one that hosts.yaml alone knows."""
+        at = self._endpoint
+        files = [word for file in at.identity_files if file.is_file() for word in ("-i", str(file))]
+        way = ["-o", f"ProxyCommand={at.proxy_command}"] if at.proxy_command else []
+        return ["ssh", "-o", "BatchMode=yes", "-p", str(at.port), *files, *way, f"{at.user}@{at.address}", "true"]
 
 
 def _cut(label: str, offered: str) -> HostError:

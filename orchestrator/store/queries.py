@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import UsageError
+from orchestrator.store.rows import NUM_REPORTS
 
 RUN_COLUMNS = (
     "r.id, r.kind, r.recipe, r.branch, r.host, r.state, r.reason, r.evidence, r.created_s, r.started_s, r.ended_s,"
@@ -33,8 +34,6 @@ SORTS = {
     "status": "r.state",
     "step": "r.step",
 }  # any other word sorts by the recent mean of that metric
-
-NUM_REPORTS = 100  # of the newest ones: what a step is worth or takes now; one alone is too noisy to see learning in
 
 
 def recent_mean(series: str, before: str = "") -> str:

@@ -98,6 +98,7 @@ class NewRun:
     tags: tuple[str, ...] = ()
     why: str = ""
     more_hosts: tuple[str, ...] = ()  # those after the first, where the job runs on several
+    created_s: float | None = None  # of one brought from elsewhere; None: now
 
 
 @dataclass(frozen=True)
@@ -314,11 +315,16 @@ class HostRow:
     clock_offset_s: float | None  # host minus here
 
 
+NUM_REPORTS = (
+    100  # the newest of a metric: what a step is worth or takes now; one alone is too noisy to see learning in
+)
+
+
 @dataclass(frozen=True)
 class SeriesRow:
     """One metric of one attempt and rank: its newest value and its extremes (finite or infinite, NaN left out).
 
-    `recent_mean`: over the newest 100 reports (`queries.NUM_REPORTS`), which lists and headings show; NaN where the
+    `recent_mean`: over the newest 100 reports (`NUM_REPORTS`), which lists and headings show; NaN where the
     newest is.
     """
 

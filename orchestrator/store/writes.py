@@ -86,7 +86,7 @@ class Store:
         check_run_id(new.id)
         with self._session() as session:
             if session.exec(select(RunTable).where(RunTable.id == new.id)).first() is None:
-                run = run_of(new, self._clock())
+                run = run_of(new, self._clock() if new.created_s is None else new.created_s)
                 session.add(run)
                 session.flush()
                 key = key_of(run)

@@ -12,7 +12,7 @@ import click
 from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
-from orchestrator.store.rows import FailureRow, NodeRow, RunRow, State
+from orchestrator.store.rows import FailureRow, NodeRow, Reason, RunRow, State
 from orchestrator.units import duration
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
@@ -201,7 +201,7 @@ def _attempts(page: RunPage, width: int) -> list[str]:
         [
             str(row.number),
             str(row.state),
-            f"{row.first_step or '-'} … {row.last_step or '-'}",
+            "none" if row.last_step is None else f"{row.first_step} … {row.last_step}",
             duration(row.duration_s),
             row.evidence,
         ]
@@ -234,6 +234,7 @@ def next_steps(page: RunPage) -> list[str]:
         commands = [f"draftyard watch {run.id}", *metrics, f"draftyard logs {run.id}"]
         if page.checkpoints and page.spec.get("entry") == "dflash":  # a script's checkpoints are its own business
             commands += [f"draftyard evaluate {run.id}", f"draftyard export {run.id}"]
+        commands += [f"draftyard pull {run.id}    # its newest checkpoint, verified"] if page.checkpoints else []
         commands.append("draftyard ls")
     elif run.state is State.SUCCEEDED and run.kind == "export":
         commands = [f"draftyard pull {run.id}", *_loading(f"pulled/{run.id}/export", page.spec)]
@@ -246,6 +247,8 @@ def next_steps(page: RunPage) -> list[str]:
         commands += (
             [f"draftyard resume {run.id}    # the same values, from its newest checkpoint"] if can_resume else []
         )
+        if run.reason == Reason.MISSING_DEPENDENCY and not has_begun:  # until then the same launch fails again
+            commands += [shlex.join(["draftyard", "doctor", inert(host), "--fix"]) for host in run.hosts]
         commands += _anew(page)
     return [heading("Next"), *(f"  {command}" for command in commands)]
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from orchestrator.actions.log_text import inert
-from orchestrator.store.queries import NUM_REPORTS
-from orchestrator.store.rows import RunRow, State
+from orchestrator.store.rows import NUM_REPORTS, RunRow, State
 from orchestrator.units import duration, format_size
 from orchestrator.verbs.table import Cell
 from remote.wire import LATEST_S

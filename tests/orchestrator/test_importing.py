@@ -16,7 +16,7 @@ from orchestrator.follow.follower import Follower, follow
 from orchestrator.follow.importing import CUT_SHORT, HOST, import_folder, settle
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
-from remote.rundir import RunDir, write_json
+from remote.rundir import RunDir, read_json, write_json
 from tests.orchestrator.runs import new_run
 
 TREE = Path(__file__).resolve().parents[2]
@@ -64,6 +64,8 @@ def test_a_folder_is_read_in_like_a_followed_run(made: Path, tmp_path: Path) -> 
 
     assert (run.id, run.kind, run.recipe, run.branch, run.host) == ("20270101-far", "train", "far", "v6", "imported")
     assert (run.num_steps, run.tags, run.why) == (20, ("usb",), "no network")
+    started_s = read_json(RunDir(made).attempt(1).supervisor_json)["started_s"]
+    assert run.created_s == started_s  # not the moment of the import
     attempts = store.reader.attempts(run.id)
     assert [(row.state, row.reason) for row in attempts] == [
         (State.SUCCEEDED, None),

@@ -13,19 +13,19 @@ import pytest
 from orchestrator.actions.commands import train_commands
 from orchestrator.actions.lots import Lot
 from orchestrator.actions.order import Order, Settled
-from orchestrator.actions.sending import Task, _adopted, _on_sites
+from orchestrator.actions.sending import Task, _adopted, _begin, _on_sites
 from orchestrator.actions.site import Site
 from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import silent
 from orchestrator.errors import HostError, UsageError
 from orchestrator.host import LOCAL
 from orchestrator.shell.local import LocalShell
-from orchestrator.store.rows import Document, Kind
+from orchestrator.store.rows import Document, Kind, NewRun, Reason, State
 from orchestrator.store.writes import Store
 from orchestrator.tree import bundled_tree
 from orchestrator.workplace import Workplace
 from remote.spec import RolesSpec
-from tests.orchestrator.runs import RUN, new_run
+from tests.orchestrator.runs import RUN, batch, event, new_run
 from tests.remote.specs import tiny_spec
 
 GIB = 2**30
@@ -78,3 +78,36 @@ def test_a_launch_said_again_tells_all_hosts_of_the_run_that_is_there(store: Sto
     assert (found.host, found.more_hosts) == ("a", ("b",))
     with pytest.raises(UsageError, match="on a and b, or with other values"):
         _adopted(store, store.reader.run(RUN), replace(new, more_hosts=()), silent)
+
+
+def said_again() -> NewRun:
+    return new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: "the second"})
+
+
+@pytest.mark.parametrize("reason", [None, Reason.START_TIMEOUT])
+def test_a_launch_that_was_killed_before_its_start_may_be_said_again(tmp_path: Path, reason: str | None) -> None:
+    """No supervisor ever was: a script that tries again would fail here for ever."""
+    with Store(tmp_path / "runs.db") as store:
+        store.create_run(new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: "the first"}))
+        store.new_attempt(RUN)
+        store.set_state(RUN, State.FAILED, reason=reason, evidence="never started: its launch was killed")
+
+        run, is_ours = _begin(store, said_again())
+
+    assert (is_ours, run.state, run.attempt) == (True, State.PENDING, 0)
+
+
+@pytest.mark.parametrize(("state", "reason"), [(State.LOST, None), (State.FAILED, "exit"), (State.FAILED, None)])
+def test_a_launch_of_which_something_may_have_begun_is_not_begun_anew(
+    tmp_path: Path, state: State, reason: str | None
+) -> None:
+    with Store(tmp_path / "runs.db") as store:
+        store.create_run(new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: "the first"}))
+        store.new_attempt(RUN)
+        if reason is None and state is State.FAILED:
+            store.ingest(batch([event(1, "metrics", step=1, values={"loss": 1.0})]))
+        store.set_state(RUN, state, reason=reason, evidence="x")
+
+        _, is_ours = _begin(store, said_again())
+
+    assert not is_ours

@@ -126,7 +126,7 @@ def test_a_launch_that_was_refused_keeps_every_line_of_why(store: Store) -> None
     with pytest.raises(DraftyardError), outcome(store, RUN, attempt=0):
         raise DraftyardError("somebody holds memory:\n  GPU 2: pid 1, user eva")
 
-    assert store.reader.run(RUN).evidence == "never started: somebody holds memory: GPU 2: pid 1, user eva"
+    assert store.reader.run(RUN).evidence == "never started: somebody holds memory:\nGPU 2: pid 1, user eva"
 
 
 def test_the_last_word_of_a_launch_is_said_once_the_database_takes_it(

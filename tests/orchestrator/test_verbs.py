@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.actions.endings import outcome
+from orchestrator.actions.host_facts import MissingDependency
 from orchestrator.actions.life import Moment, _moment
 from orchestrator.actions.places import find_places
 from orchestrator.follow.lease import lease
@@ -31,7 +33,7 @@ from orchestrator.verbs.logs import _say_if_unreachable
 from orchestrator.verbs.progress import PLAIN_LINE_EVERY_S, SILENT_S, Progress, moment_text
 from orchestrator.verbs.table import Cell, Column, cut, pairs, table
 from orchestrator.verbs.words import ago, gib, metric, number, sparkline
-from tests.orchestrator.runs import RUN, batch, event, new_run, started
+from tests.orchestrator.runs import RUN, again, batch, event, new_run, started
 from tests.orchestrator.yard import Yard
 
 WORDS = st.text(st.characters(min_codepoint=32, exclude_characters="\x7f"), max_size=30)
@@ -289,3 +291,35 @@ def test_a_run_of_a_database_that_is_not_there_is_said_so(yard: Yard) -> None:
         assert yard.run("--db", str(missing), "show", word) == 5
         assert f"there is no database at {missing}, so no run {word}" in yard.err
     assert not missing.exists()
+
+
+def test_a_launch_refused_for_missing_packages_says_the_repairs_on_lines_of_their_own_and_leads_to_them(
+    yard: Yard,
+) -> None:
+    error = MissingDependency("host local lacks torch\n  repair: pip install torch\n  or let draftyard do it: x")
+    with Store(yard.root / "runs.db") as store:
+        store.create_run(new_run(RUN, host="local"))
+        with pytest.raises(MissingDependency), outcome(store, RUN, attempt=0):
+            raise error
+
+    assert yard.run("show", RUN) == 0
+
+    lines = [line.strip() for line in yard.out.splitlines()]
+    assert {"repair: pip install torch", "or let draftyard do it: x"} <= {*lines}
+    following = lines[lines.index("Next") + 1 :]
+    assert following[0] == "draftyard doctor local --fix"
+    assert following[1].startswith("draftyard launch")
+
+
+def test_a_success_with_checkpoints_leads_to_them_and_an_attempt_without_a_step_says_none(yard: Yard) -> None:
+    with Store(yard.root / "runs.db") as store:
+        started(store)
+        store.set_state(RUN, State.FAILED, evidence="x")
+        again(store)
+        store.ingest(batch([event(1, "checkpoint", step=1, path="checkpoints/a", size_bytes=1)], attempt=2))
+        store.set_state(RUN, State.SUCCEEDED, evidence="y")
+
+    assert yard.run("show", RUN) == 0
+
+    assert f"draftyard pull {RUN} " in yard.out
+    assert re.search(r"1 +failed +none +", yard.out)
