@@ -21,12 +21,18 @@ class Residuals:
 def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None = None) -> Residuals:
     """Of the newest rungs `fwd_bwd` on this kind of device; on the host, where one is named.
 
-    Held against today's plan of the rung: what an older plan did not know has been learnt since.
+    Held against today's plan of the rung: what an older plan did not know has been learnt since. Rungs of other code than
+    the recipe's newest say nothing of what today's takes; those of imported runs, whose code nobody tells, count where
+    none is told.
     """
     planned = {stage.name: stage.allocated_bytes for stage in plan(spec, device=device, rung="fwd_bwd").stages}
     by_stage: dict[str, list[int]] = {name: [] for name in planned}
     run_ids = []
-    for row in steps_climbed(reader, spec.recipe):
+    climbed = list(steps_climbed(reader, spec.recipe))
+    tree = next((row.fingerprint_parts["tree"] for row in climbed if "tree" in row.fingerprint_parts), None)
+    for row in climbed:
+        if row.fingerprint_parts.get("tree") != tree:
+            continue
         gpu = gpu_of(reader, row.run_id)
         if host not in (None, row.host) or gpu is None or bool(gpu) != (device == "cuda"):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -28,16 +29,17 @@ def places(tmp_path: Path) -> Places:
     return find_places(tmp_path, {}, db=tmp_path / "runs.db")
 
 
-def _climbed(places: Places, run_id: str, beyond_bytes: int, *overrides: str, gpu: str = "none") -> None:
-    """A smoke run whose step took so much more than the plan of its rung had said."""
+def _climbed(places: Places, run_id: str, beyond_bytes: int, *overrides: str, gpu: str = "none", **parts: str) -> None:
+    """A smoke run whose step took so much more than the plan of its rung had said; a later id is the newer run."""
     spec = load_recipe("smollm2").resolve("ce", overrides).spec
     assert isinstance(spec, DFlashSpec)
     planned = plan(spec, device="cpu" if gpu == "none" else "cuda", rung="fwd_bwd").stage("step").allocated_bytes
-    documents = {Document.SPEC: dump(spec), Document.FINGERPRINT: json.dumps({"gpu": gpu})}
+    documents = {Document.SPEC: dump(spec), Document.FINGERPRINT: json.dumps({"gpu": gpu, **parts})}
     values = {"step_s": 1.0, "step_allocated_bytes": planned + beyond_bytes}
     with Store(places.db) as store:
         started(store, run_id, kind="smoke", recipe="smollm2", documents=documents)
         told = event(1, "rung", name="fwd_bwd", passed=True, values=values, message="")
+        told = replace(told, wall_s=1000.0 + ord(run_id[1]))
         store.ingest(batch([told], run_id=run_id))
 
 
@@ -76,6 +78,29 @@ def test_a_smoke_run_that_was_imported_counts_by_the_device_it_told_of(
         store.ingest(batch([told], run_id="kaaaaaaa", writer="rung-fwd"))
 
     assert plan_memory(places, "smollm2").plan.stage("step").num_measured == num
+
+
+@pytest.mark.parametrize(
+    ("trees", "counted"),
+    [(("old", "new"), ["kbbbbbbb"]), (("new", "new"), ["kaaaaaaa", "kbbbbbbb"]), ((None, "new"), ["kbbbbbbb"])],
+)
+def test_smoke_runs_of_other_code_than_the_newest_ones_teach_the_plan_nothing(
+    places: Places, trees: tuple[str | None, ...], counted: list[str]
+) -> None:
+    for run_id, beyond_bytes, tree in zip(("kaaaaaaa", "kbbbbbbb"), (900 * MIB, 20 * MIB), trees, strict=True):
+        _climbed(places, run_id, beyond_bytes, **({} if tree is None else {"tree": tree}))
+
+    found = plan_memory(places, "smollm2")
+
+    assert sorted(found.measured_in) == counted
+    assert found.plan.stage("step").num_measured == len(counted)
+
+
+def test_a_newer_rung_of_another_shape_says_that_the_code_has_changed(places: Places) -> None:
+    _climbed(places, "kaaaaaaa", 900 * MIB, tree="old")
+    _climbed(places, "kbbbbbbb", 20 * MIB, "data.max_anchors=9", tree="new")
+
+    assert plan_memory(places, "smollm2").measured_in == ()
 
 
 def test_a_plan_that_nobody_has_measured_shows_no_such_line(places: Places) -> None:
