@@ -6,17 +6,20 @@ toast. A read-only screen refuses them all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from textual.app import App
+from textual.app import App, SuspendNotSupported
 from textual.binding import Binding
 
+from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Document, RunRow
 from tui.confirm import Confirm
 from tui.deeds import DEEDS, Deed, asking, deed_named
 from tui.detail import read_document
+from tui.editor import Finding, edit, editor
 from tui.keys_help import KeysHelp
 from tui.ordering import TROUBLE, refusal
 from tui.palette import Command, Palette
@@ -52,7 +55,18 @@ async def ask_and_do(app: Draftyard, name: str, chosen: Chosen) -> None:
 def fits(app: Draftyard, deed: Deed, run: RunRow) -> bool:
     """Whether the deed is for this run as it was last read, with what is wished of it."""
     wishes = app.shown.wishes if app.shown else ()
+    if deed.is_for_ours and not _is_ours(app, run):
+        return False
     return deed.fits(run, [wish for wish in wishes if wish.run_id == run.id])
+
+
+def _is_ours(app: Draftyard, run: RunRow) -> bool:
+    """Whether the bundled trainer ran it, as far as what is shown tells."""
+    detail = app.shown.detail if app.shown else None
+    if detail is not None and detail.run.id == run.id:
+        return detail.is_ours
+    numbers = app.shown.numbers.get(run.id) if app.shown else None
+    return numbers is None or numbers.is_ours
 
 
 def offered(app: Draftyard, binding: Binding) -> bool:
@@ -75,6 +89,17 @@ def _do(app: Draftyard, deed: Deed, run_id: str) -> None:
         app.fail_from_thread(refusal(error))
         return
     app.tell_from_thread(told)
+
+
+async def find_and_edit(app: Draftyard, finding: Finding) -> None:
+    """Leaves the terminal to the editor; the runs and the follower go on meanwhile."""
+    try:
+        path, words = await app.reading.do(finding), editor(os.environ)
+        with app.suspend():
+            edit(path, words)
+    except (DraftyardError, SuspendNotSupported) as error:
+        app.notify(str(error).splitlines()[0], severity="error")
+    app.refresh(layout=True)
 
 
 def open_help(app: Draftyard) -> None:

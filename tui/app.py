@@ -7,7 +7,6 @@ drawn again. This file draws nothing and knows no run. Quitting never stops a ru
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import signal
 import sys
@@ -16,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual.app import App, SuspendNotSupported
+from textual import events
+from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter, NoColor
 from textual.pilot import Pilot
@@ -27,8 +27,7 @@ from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError
 from orchestrator.store.reads import Reader
 from orchestrator.units import counted
-from tui.acting import Chosen, ask_and_do, open_help, open_palette
-from tui.editor import edit, editor
+from tui.acting import Chosen, ask_and_do, find_and_edit, open_help, open_palette
 from tui.faults import crash_line, trouble
 from tui.filters import Ascii
 from tui.frame import YardScreen
@@ -45,6 +44,7 @@ from tui.smoke import SmokeScreen
 from tui.snapshot import Room, Snapshot
 from tui.terminal import Terminal, no_pauses, settled, speaks_unicode
 from tui.theme import THEMES
+from tui.turns import TYPED, Turns
 
 # Signs of keys that have no likeness in ASCII: `^` would read as ctrl.
 _KEY_NAMES = {"⏎": "enter", "↑": "up", "↓": "down", "←": "left", "→": "right", "←→": "left/right", "⌫": "backspace"}
@@ -101,6 +101,7 @@ class Draftyard(App[None]):
         self._shown_s = 0.0
         self._follow_tried_s, self._follow_refused = 0.0, ""  # when, and why there was none, as it was said last
         self.first_answer = asyncio.Event()
+        self._turns = Turns(self, super().on_event)
         self.baseline: str | None = None  # the run that curves are laid over
         self.num_live = 0
         self.shown: Snapshot | None = None  # the last one
@@ -137,12 +138,15 @@ class Draftyard(App[None]):
         self._close_messages_no_wait()
 
     def on_unmount(self) -> None:
+        self._turns.stop()
         self.reading.stop()
 
+    async def on_event(self, event: events.Event) -> None:
+        is_typed = isinstance(event, TYPED) and not event.is_forwarded
+        await (self._turns.take(event) if is_typed else super().on_event(event))
+
     def get_line_filters(self) -> Sequence[LineFilter]:
-        return (
-            self._line_filters
-        )  # of Textual's own, one mixes the terminal's colours into themes that have none of them
+        return self._line_filters  # one of Textual's own mixes the terminal's colours into themes that have none
 
     def get_key_display(self, binding: Binding) -> str:
         shown = super().get_key_display(binding)
@@ -264,7 +268,7 @@ class Draftyard(App[None]):
         while self.is_running:
             await pilot.pause()
             is_asking = self._is_reading or self._must_read_again or self._soon is not None
-            if self.first_answer.is_set() and not is_asking:
+            if self.first_answer.is_set() and self._turns.are_over and not is_asking:
                 return
 
     # ------------------------------------------------------------- actions
@@ -279,10 +283,13 @@ class Draftyard(App[None]):
         self.switch_screen(name)
 
     def open_run(self, selector: str, tab: str = "overview") -> None:
-        """Everything about one run, above what is open."""
+        """Everything about one run, above what is open; the one screen for it stands there once."""
         screen = self.get_screen(RunScreen.NAME, RunScreen)
         screen.turn_to(selector, tab)
-        self.push_screen(screen)
+        if screen not in self.screen_stack:
+            self.push_screen(screen)
+        while self.screen is not screen:
+            self.pop_screen()
 
     def action_copy_id(self) -> None:
         """Through the terminal's clipboard sequence (OSC 52), which also works over SSH."""
@@ -298,18 +305,10 @@ class Draftyard(App[None]):
             self.run_worker(self._start_follower, thread=True, group="follower", exclusive=True)
 
     async def action_edit(self) -> None:
-        """Leaves the terminal to the editor; the runs and the follower go on meanwhile."""
         screen = self._asking_screen()
         finding = screen.file_to_edit() if screen else None
-        if finding is None or not self.may_act():
-            return
-        try:
-            path, words = await self.reading.do(finding), editor(os.environ)
-            with self.suspend():
-                edit(path, words)
-        except (DraftyardError, SuspendNotSupported) as error:
-            self.notify(str(error).splitlines()[0], severity="error")
-        self.refresh(layout=True)
+        if finding is not None and self.may_act():
+            await find_and_edit(self, finding)
 
     def action_help(self) -> None:
         open_help(self)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from orchestrator.units import format_size
 from tui.detail import RunDetail
 from tui.overview import clock
 from tui.pieces import BLANK, Line, heading
-from tui.wording import age, count, fit, gib
+from tui.wording import age, count, fit
 from tui.worth import evaluation_lines
 
 
@@ -14,7 +15,7 @@ def checkpoint_lines(detail: RunDetail, now_s: float, width: int) -> list[Line]:
     lines: list[Line] = [heading("Checkpoints", width, f"on {run.host}")]
     for row in reversed(detail.checkpoints):
         best = [("best", "good")] if row.is_best else []
-        size = gib(row.size_bytes) if row.size_bytes is not None else ""
+        size = format_size(row.size_bytes) if row.size_bytes is not None else ""
         lines.append(
             [
                 (f"step {count(row.step):>9}  ", "text"),

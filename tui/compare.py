@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -92,7 +92,7 @@ def _differences(details: Sequence[RunDetail], width: int) -> list[Line]:
     found = spec_differences([detail.spec or {} for detail in details])
     if not found:
         return [BLANK, heading("Told differently", width), [("Nothing: their specs are equal.", "muted")]]
-    rows = [_row(item.key, [_short(told) for told in item.values], width) for item in found]
+    rows = [_row(item.key, [fact_text(item.key, told) for told in item.values], width) for item in found]
     return [BLANK, heading("Told differently", width), _names(details, width), *rows]
 
 
@@ -119,7 +119,7 @@ def _legend(detail: RunDetail, meaning: str) -> Line:
 
 def _charts(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
     names = [name for name in METRICS if any(detail.curve(name) and _has_curve(detail, name) for detail in details)]
-    columns = 2 if width >= 72 else 1
+    columns = min(len(names), 2 if width >= 72 else 1) or 1
     room = (width - 3 * (columns - 1)) // columns
     lines: list[Line] = []
     for start in range(0, len(names), columns):
@@ -189,7 +189,3 @@ def _widths(num_runs: int, width: int) -> tuple[int, int]:
     """Cells of the names and of each run's column."""
     label = min(30, width // 3)
     return label, max(8, min(36, (width - label) // max(1, num_runs) - 1))
-
-
-def _short(told: Any) -> str:
-    return fact_text("", told)

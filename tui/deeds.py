@@ -26,6 +26,9 @@ class Deed:
     fits: Callable[[RunRow, Sequence[IntentRow]], bool]  # with the run's open wishes
     do: Callable[[Places, str], str]  # (places, run id) -> one line that says what was done
     warning: str = ""  # what may be lost; asked before it is done
+    is_for_ours: bool = (
+        False  # the bundled trainer's runs alone: what a script of one's own wrote, nobody else can read
+    )
 
 
 def _stop(places: Places, run_id: str) -> str:
@@ -69,8 +72,16 @@ _CALL_OFF_WARNING = "It has ended; what is called off is the retry that is to co
 DEEDS = (
     Deed("stop", "Stop the run and free its GPUs", can_stop, _stop, _STOP_WARNING),
     Deed("resume", "Start a new attempt from the last checkpoint", _is_ended_training, _resume),
-    Deed("evaluate", "Measure the acceptance length of the newest checkpoint", _is_ended_training, _evaluate),
-    Deed("export", "Write the drafter as a folder that public tools load", _is_ended_training, _export),
+    Deed(
+        "evaluate",
+        "Measure the acceptance length of the newest checkpoint",
+        _is_ended_training,
+        _evaluate,
+        is_for_ours=True,
+    ),
+    Deed(
+        "export", "Write the drafter as a folder that public tools load", _is_ended_training, _export, is_for_ours=True
+    ),
     Deed("rm", "Move the run to the bin", _has_ended, _remove, "Nothing is deleted; `restore` takes it out again."),
 )
 

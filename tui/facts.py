@@ -1,4 +1,4 @@
-"""Mappings from the job (facts, values, settings) as lines: names without underscores, sizes in GiB."""
+"""Mappings from the job (facts, values, settings) as lines: names without underscores, sizes with their unit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from orchestrator.units import format_size
 from tui.pieces import Line, field, wrapped
-from tui.wording import GIB, count, duration, value
+from tui.wording import count, duration, value
 
 
 def fact_lines(facts: Mapping[str, Any], width: int, *, indent: str = "") -> list[Line]:
@@ -38,7 +39,7 @@ def fact_text(name: str, fact: Any) -> str:
         return "yes" if fact else "no"
     if isinstance(fact, int | float):
         if name.endswith("_bytes"):
-            return f"{fact / GIB:.2f} GiB"
+            return format_size(fact)
         if name.endswith("_s"):
             return f"{fact:.3g} s" if abs(fact) < 60 else duration(float(fact))
         return count(fact) if isinstance(fact, int) else value(fact)

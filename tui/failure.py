@@ -15,7 +15,7 @@ from tui.fits import fit_lines
 from tui.pieces import BLANK, Line, heading, wrapped
 from tui.ranks import Rank
 from tui.runs_rows import never_started
-from tui.wording import count, gib, state_word
+from tui.wording import count, gib, state_word, told_and_repairs
 
 _UNEXPLAINED = "unexplained"  # the kind of a bad end that no rule explains
 
@@ -24,7 +24,8 @@ def failure_lines(detail: RunDetail, width: int) -> list[Line]:
     run = detail.run
     if not detail.failures:
         if never_started(run):
-            return [[("It never started; nothing ran.", "bad")], *wrapped(run.evidence, width)]
+            told = [line for part in told_and_repairs(run.evidence) for line in wrapped(part, width)]
+            return [[("It never started; nothing ran.", "bad")], *told]
         lines: list[Line] = [[(_nothing_failed(run), "good" if run.state is State.SUCCEEDED else "muted")]]
         return [*lines, *wrapped(run.evidence, width, "muted")] if run.evidence else lines
     first, *echoes = detail.failures

@@ -198,7 +198,14 @@ class LaunchScreen(HomeScreen):
         if run_id is None:
             self.app.tell_from_thread("nothing is missing: the gate will pass")
         else:
-            self.app.call_from_thread(self.app.open_run, run_id)
+            self.app.call_from_thread(self._show_started, run_id)
+
+    def _show_started(self, run_id: str) -> None:
+        """Who reads something else by then is told, and goes on reading."""
+        if self.app.screen is self:
+            self.app.open_run(run_id)
+        else:
+            self.app.notify(f"{run_id} has started.", timeout=6)
 
     # --------------------------------------------------------------- inner
 

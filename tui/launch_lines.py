@@ -59,6 +59,7 @@ def gate_lines(wish: Wish, standing: Standing | None, width: int) -> list[Line]:
                 (f"  {why}" if why else "", "muted"),
             ]
         )
+    lines += wrapped(standing.caution, width, "warn")
     if standing.is_allowed:
         lines.append([("Launch is allowed: ", "good"), ("^l", "key"), (" starts it", "muted")])
     else:

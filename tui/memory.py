@@ -13,7 +13,7 @@ from tui.chart import Look, Series, chart_lines
 from tui.curve import Sample
 from tui.detail import RunDetail
 from tui.overview import memory_lines
-from tui.pieces import BLANK, Line, beside, heading, meter
+from tui.pieces import BLANK, Line, beside, heading, meter, wrapped
 from tui.ranks import Rank, fullest, newest_peaks, rank_peak_lines
 from tui.theme import SERIES
 from tui.wording import GIB, fit, gib, gpu_name, short_host, value
@@ -34,25 +34,27 @@ def memory_tab_lines(detail: RunDetail, width: int, height: int, *, ascii_only: 
 
 
 def plan_lines(plan: Mapping[str, Any], width: int, *, ascii_only: bool) -> list[Line]:
-    """Predicted bytes of the peak stage by component, what must fit, and how that stands to the capacity."""
+    """Predicted bytes of the peak stage by component, what must fit, and how that stands to the capacity.
+
+    A component's bar is its share of what must fit, the bar of that its share of the card: on a large card all would be as short.
+    """
     stage = peak_stage(plan)
     if stage is None:
         return [heading("Plan", width), [("No plan was kept with this run.", "muted")]]
     lines: list[Line] = [heading("Plan", width, f"predicted, stage {stage['name']}")]
     capacity, must_fit = plan.get("capacity_bytes"), float(plan["driver_bytes"])
-    whole = float(capacity or must_fit)
     components = _components(plan, stage)
     label = max(NAME_WIDTH, min(max(len(name) for name, _ in components), width - 36))  # the bar keeps some room
     room = max(4, width - label - 13)
 
-    def row(name: str, size: float, bar_meaning: str, meaning: str = "text") -> Line:
+    def row(name: str, size: float, whole: float, bar_meaning: str, meaning: str = "text") -> Line:
         bar = meter(size / whole, room, bar_meaning, ascii_only=ascii_only)
         return [(fit(name.replace("_", " "), label), meaning), (f" {gib(size):>10}", meaning), ("  ", "text"), *bar]
 
-    lines += [row(name, size, "series_1") for name, size in components]
+    lines += [row(name, size, must_fit, "series_1") for name, size in components]
     verdict = str(plan.get("verdict") or "")
     meaning = _VERDICTS.get(verdict, "text")
-    lines.append(row("must fit", must_fit, meaning, "strong"))
+    lines.append(row("must fit", must_fit, float(capacity or must_fit), meaning, "strong"))
     if capacity:
         lines.append([(fit("capacity", label), "muted"), (f" {gib(capacity):>10}", "text"), (f"  {verdict}", meaning)])
     return lines
@@ -89,6 +91,10 @@ def peak_lines(detail: RunDetail, width: int) -> list[Line]:
     titles = "".join(f"{title:>10}" for title in ("planned", "allocated", "reserved", "driver"))
     lines.append([(fit("", STAGE_WIDTH) + titles, "faint")])
     lines += [_peak_line(peak, planned.get(peak.stage)) for peak in peaks]
+    unplanned = [peak.stage for peak in peaks if planned and peak.stage not in planned]
+    if unplanned:
+        told = f"{', '.join(dict.fromkeys(unplanned))}: not planned, and no part of what must fit"
+        lines += wrapped(told.replace("_", " "), width, "muted")
     retries = detail.latest.get("allocation_retries")
     if retries is not None:
         lines.append([(f"allocator retries {value(retries)}", "warn" if retries > 0 else "muted")])

@@ -82,6 +82,7 @@ class Standing:
     gpus: tuple[str, ...] = ()
     fingerprint: str = ""
     fault: str = ""
+    caution: str = ""  # what an open gate does not mean
 
 
 def actions(module: str) -> Any:
@@ -158,7 +159,8 @@ def standing(places: Places, wish: Wish) -> Standing:
     except TROUBLE as error:
         return Standing(False, fault=refusal(error))
     rungs = tuple((item.rung, str(item.standing), _why(item)) for item in found.verdict.rungs)
-    return Standing(found.verdict.is_allowed, rungs, tuple(found.gpus), found.fingerprint)
+    caution = "" if rungs else str(actions("jobs").gate.UNTESTED_RECIPE)
+    return Standing(found.verdict.is_allowed, rungs, tuple(found.gpus), found.fingerprint, caution=caution)
 
 
 def launch(places: Places, wish: Wish, tell: Callable[[str], None]) -> str:

@@ -45,6 +45,7 @@ from tui.wording import (
     seconds,
     state_letter,
     state_word,
+    told_and_repairs,
 )
 from tui.worth import UNIT, worth_words
 
@@ -75,7 +76,8 @@ def cause_lines(detail: RunDetail, width: int) -> list[Line]:
     """Why it ended badly, whole: a list has room for its beginning alone."""
     if not detail.failures or detail.run.state is not State.FAILED:
         return []
-    return wrapped(detail.failures[0].message, width, "bad")
+    told, *repairs = told_and_repairs(detail.failures[0].message)
+    return [*wrapped(told, width, "bad"), *(line for repair in repairs for line in wrapped(repair, width, "warn"))]
 
 
 def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool) -> list[Line]:
@@ -89,8 +91,11 @@ def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool
         first.append((f"  host unreachable since {clock(run.unreachable_since_s, now_s)}", "warn"))
     if run.stage and not run.state.is_final:
         first.append((f"  {run.stage.replace('_', ' ')}", "text"))
-    first.append((f"  {run.evidence}" if run.evidence else "", "muted"))
+    told, *repairs = _evidence(detail)
+    first.append((f"  {told}" if told else "", "muted"))
     lines: list[Line] = broken(first, width)
+    for repair in repairs:
+        lines += wrapped(repair, width, "warn")
     if run.unreachable_since_s is not None and detail.host is not None and detail.host.error:
         lines += wrapped(detail.host.error, width, "warn")
     if run.step is not None:
@@ -108,6 +113,14 @@ def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool
     lines += _wishes(detail, now_s)
     worth = worth_words(detail.decoded)
     return [*lines, *flowed([[("accepts", "muted")], *worth, [(UNIT, "muted")]], width)] if worth else lines
+
+
+def _evidence(detail: RunDetail) -> list[str]:
+    """Why we think so, then the repair where it names one. The event that began a run says nothing once steps are told."""
+    run = detail.run
+    if run.state is State.RUNNING and run.step is not None and not run.unreachable_since_s:
+        return [""]
+    return told_and_repairs(run.evidence)
 
 
 def speed_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]:
@@ -131,7 +144,9 @@ def speed_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
         )
     lines += _split_bar(detail, width, ascii_only=ascii_only)
     if len(lines) == 1:
-        lines.append([("no step yet", "muted")])
+        lines.append(
+            [("no step yet" if not detail.run.state.is_final else "no steps: a job without training", "muted")]
+        )
     return lines
 
 

@@ -79,7 +79,7 @@ class Painted(ScrollView):
         for y in crop.line_range:
             row = y - gutter.top
             is_blank = not (0 <= row < room.height)
-            says = (None if is_blank else self.said(row), outer.width, room.width, inks.ground)
+            says = (None if is_blank else self.said(row), outer.width, room.width, self.app.theme)
             known = self._kept.get(y)
             if known is None or known[0] != says:
                 pieces = () if is_blank else self.painted(row, room.width, inks)

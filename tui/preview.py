@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RunDetail
-from tui.overview import memory_lines, state_lines
+from tui.overview import CHART_SMOOTHING, memory_lines, state_lines
 from tui.pieces import BLANK, Line, beside, width_of, wrapped
 
 WIDE = 100  # cells from which on charts stand side by side
@@ -59,7 +59,7 @@ def _charts(detail: RunDetail, width: int, room: int, *, ascii_only: bool) -> li
     blocks = [
         chart_lines(
             curve.name, curve.unit, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
-            Look(ascii_only=ascii_only),
+            Look(smoothing=CHART_SMOOTHING, ascii_only=ascii_only),
         )
         for curve in curves
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from tui.home import HomeScreen
 from tui.painted import Columns
 from tui.pieces import Line, Piece, wrapped
 from tui.preview import at_most, below_lines, beside_lines
-from tui.runs_rows import COLUMNS, TROUBLE_COLUMNS, never_started, run_cells, trouble, trouble_cells
+from tui.runs_rows import COLUMNS, never_started, run_cells, trouble, trouble_cells, trouble_columns
 from tui.sheet import Sheet
 from tui.snapshot import LIST_LIMIT, Ask, CurvesAsk, RunNumbers, Snapshot
 from tui.table import Cells, Table, whole_width
@@ -38,7 +38,7 @@ NO_RUNS = "No runs yet. Start one: draftyard launch RECIPE --host HOST"
 NARROW = 90  # below it the order is told instead of the number of runs
 LEAST_BESIDE = 48  # cells that a list with all its columns must leave for the run to be shown beside it
 MOST_BESIDE = 0.36  # of the width
-HIGH, LEAST_BELOW = 34, 16  # lines of a screen, and of what its list leaves, from which on the run is shown below
+LEAST_BELOW = 14  # lines that a list must leave for the run to be shown below it
 
 
 class RunsScreen(HomeScreen):
@@ -122,6 +122,8 @@ class RunsScreen(HomeScreen):
                 return trouble_cells(run, numbers, snapshot.at_s)
             return run_cells(run, numbers, snapshot.at_s, ascii_only=self.app.ascii_only)
 
+        if self._is_by_trouble:
+            self._table.set_columns(trouble_columns(self._rows))
         had_cursor = self._table.cursor_key is not None
         self._table.set_rows(keys, draw, empty=self._empty_words())
         if (self._place_preview() or not had_cursor) and keys and self._has_preview:
@@ -172,7 +174,7 @@ class RunsScreen(HomeScreen):
 
     def action_sort(self, direction: int) -> None:
         self._sort = (self._sort + direction) % len(SORTS)
-        self._table.set_columns(TROUBLE_COLUMNS if self._is_by_trouble else COLUMNS)
+        self._table.set_columns(trouble_columns(self._rows) if self._is_by_trouble else COLUMNS)
         self._table.to_top()
         self._tell_cause()
         if self.snapshot is not None:
@@ -234,7 +236,7 @@ class RunsScreen(HomeScreen):
             self._where = ""
             self._table.marks.clear()
             self.show_top()
-            self._table.set_columns(TROUBLE_COLUMNS if self._is_by_trouble else COLUMNS)
+            self._table.refresh()
             self.app.ask_now()
 
     @on(Input.Changed, "#filter")
@@ -282,9 +284,9 @@ class RunsScreen(HomeScreen):
         return all(run.id in numbers for run in self._rows[top : top + self._table.size.height])
 
     def _place_preview(self) -> bool:
-        """Below a list that leaves most of a high screen empty; True where that is new."""
+        """Below a list that leaves room for it; True where that is new."""
         room = self.size.height - len(self._rows) - 4
-        is_below = bool(self._rows) and not self.has_class("wide") and self.size.height >= HIGH and room >= LEAST_BELOW
+        is_below = bool(self._rows) and not self.has_class("wide") and room >= LEAST_BELOW
         is_new = is_below and not self.has_class("below")
         self.set_class(is_below, "below")
         self._table.styles.height = len(self._rows) + 2 if is_below else "1fr"
@@ -319,9 +321,13 @@ class RunsScreen(HomeScreen):
         if not self._is_by_trouble:
             return snapshot.runs
         none = RunNumbers()
-        return sorted(
-            snapshot.runs, key=lambda run: -trouble(run, snapshot.numbers.get(run.id, none), snapshot.at_s)[0]
-        )
+
+        def badness(run: RunRow) -> tuple[int, bool]:
+            """One that never started is no worse off than others that have ended, but somebody may want to know why."""
+            rank, why = trouble(run, snapshot.numbers.get(run.id, none), snapshot.at_s)
+            return -rank, run.state.is_final and not why
+
+        return sorted(snapshot.runs, key=badness)
 
     def _empty_words(self) -> str:
         if self._where:

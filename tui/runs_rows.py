@@ -11,7 +11,7 @@ from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.canvas import spark
 from tui.pace import TRAINING
-from tui.pieces import Piece, memory_meaning, meter
+from tui.pieces import Piece, memory_meaning, meter, width_of
 from tui.snapshot import RunNumbers
 from tui.table import Column
 from tui.wording import age, duration, fit, percent, rate, short_count, short_value, state_letter, state_word
@@ -36,21 +36,14 @@ COLUMNS = (
     Column("age", 4, right=True, rank=6),
 )
 
-# The same list when it is sorted by how badly off runs are.
-TROUBLE_COLUMNS = (
-    Column("", 2),
-    Column("run", 24),
-    Column("id", 8, rank=2),
-    Column("host", HOST_WIDTH, rank=1),
-    Column("what is wrong", 0, least=20),
-    Column("age", 4, right=True),
-)
+MOST_NAME = 24  # cells of a name beside what is wrong
+
 
 # Why a run failed, in the cells of its state.
 _SHORT_REASONS = {
     "gpu_oom": "gpu OOM",
-    "host_oom": "RAM OOM",
-    "cgroup_oom": "box OOM",
+    "host_oom": "host OOM",
+    "cgroup_oom": "cgroup OOM",
     "nonfinite": "NaN",
     "gpu_fault": "gpu fault",
     "unmarked_exit": "no word",
@@ -89,7 +82,7 @@ def run_cells(run: RunRow, numbers: RunNumbers, now_s: float, *, ascii_only: boo
 
 
 def trouble_cells(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Sequence[Piece]]:
-    """One sequence of pieces a column, in the order of TROUBLE_COLUMNS."""
+    """One sequence of pieces a column, in the order of `trouble_columns`."""
     letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
     badness, why = trouble(run, numbers, now_s)
     return [
@@ -100,6 +93,19 @@ def trouble_cells(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Sequen
         [(why, "warn" if badness >= 3 else "bad" if badness else "muted")] if why else [("nothing", "faint")],
         [(age(now_s - (run.ended_s or run.started_s or run.created_s)), "muted")],
     ]
+
+
+def trouble_columns(runs: Sequence[RunRow]) -> tuple[Column, ...]:
+    """The same list when it is sorted by how badly off runs are: what their names leave is for what is wrong."""
+    names = max((width_of(name_pieces(run)) for run in runs), default=0)
+    return (
+        Column("", 2),
+        Column("run", max(len("run"), min(MOST_NAME, names))),
+        Column("id", 8, rank=2),
+        Column("host", HOST_WIDTH, rank=1),
+        Column("what is wrong", 0, least=20),
+        Column("age", 4, right=True),
+    )
 
 
 def name_pieces(run: RunRow) -> list[Piece]:

@@ -38,6 +38,7 @@ from tui.curve import thin
 from tui.detail import (
     EVENT_LIMIT,
     RunDetail,
+    is_ours,
     own_samples,
     read_against,
     read_detail,
@@ -101,6 +102,7 @@ class RunNumbers:
     num_bad: int = 0  # NaN values of the loss
     eta_s: float | None = None  # of a live run that has steps left, from its newest steps
     stage_share: float | None = None  # 0..1 of its stage, of a live run that has none left
+    is_ours: bool = True  # whether the bundled trainer runs, or ran
     acceptance: float | None = None  # tokens a round, really decoded in a chain
 
 
@@ -312,6 +314,7 @@ def _numbers(reader: Reader, run: RunRow, latest: Mapping[str, SeriesRow], gpus:
     loss = latest.get("loss")
     points = [] if loss is None else reader.curve(run.id, "loss", buckets=SPARK_POINTS * 3, attempt=loss.attempt)
     return RunNumbers(
+        is_ours=not run.state.is_final or is_ours(read_document(reader, run.id, Document.SPEC)),
         latest={name: row.last_value for name, row in latest.items()},
         spark=tuple(thin([sample_of(point) for point in points], SPARK_POINTS)),
         gpus=tuple(gpus),

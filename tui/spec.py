@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-
 from tui.answers import Answers
 from tui.detail import RunDetail
 from tui.pieces import BLANK, Line, Piece, heading, text_of, width_of, wrapped
@@ -99,10 +97,10 @@ def _fitting(name: str, shown: list[Piece], origin: str, width: int) -> list[Lin
     lines: list[Line] = [[label if index == 0 else indent, *row] for index, row in enumerate(rows)]
     if not origin:
         return lines
-    tail: Piece = (" " * max(1, room - width_of(rows[-1])) + origin, "faint")
-    if width_of(lines[-1]) + cell_len(tail[0]) <= width:
-        return [*lines[:-1], [*lines[-1], tail]]
-    return [*lines, [indent, (fit(origin, max(1, width - LABEL_WIDTH - 1)).rstrip(), "faint")]]
+    if width_of(rows[-1]) >= room:
+        lines, rows = [*lines, [indent]], [*rows, []]
+    last = [*lines[-1], (" " * (room - width_of(rows[-1])), "text")]
+    return [*lines[:-1], [*last, (fit(origin, max(1, width - width_of(last))).rstrip(), "faint")]]
 
 
 def _text(item: Any) -> str:

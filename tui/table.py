@@ -98,9 +98,10 @@ class Table(Painted, can_focus=True):
         self.repaint_changed()
 
     def set_columns(self, columns: Sequence[Column]) -> None:
-        self._all_columns = tuple(columns)
-        self._cells.clear()
-        self.refresh()
+        if self._all_columns != tuple(columns):
+            self._all_columns = tuple(columns)
+            self._cells.clear()
+            self.refresh()
 
     def to_top(self) -> None:
         """The cursor goes to whatever row comes first from now on."""

@@ -8,6 +8,7 @@ theme gives them values. Nothing here reads a clock or the store.
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -17,6 +18,7 @@ from orchestrator.actions.history import MEMORY_REASONS
 from orchestrator.store.rows import RunRow, card_of
 
 GIB = 1024**3
+_REPAIR = re.compile(r"\s*;?\s*(?=\b(?:repair|or let draftyard do it): )")
 
 # State -> letter and meaning. The letter alone must do: colour only helps.
 STATES: dict[str, tuple[str, str]] = {
@@ -75,6 +77,11 @@ def state_letter(state: str, reason: str | None = None, *, unreachable: bool = F
     if unreachable and state in LIVE_STATES:
         return letter + "?", "warn"
     return letter, meaning
+
+
+def told_and_repairs(text: str) -> list[str]:
+    """What is told, then each repair that it names: a command to be copied stands on a line of its own."""
+    return [" ".join(part.split()) for part in _REPAIR.split(text)]
 
 
 def state_word(state: str) -> str:

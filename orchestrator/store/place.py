@@ -21,7 +21,7 @@ class Place:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: Identity | None = None  # None: nothing has been there yet
-        self._was_lost = False
+        self._was_lost = self._had_content = False
         self.is_another = False
 
     def must_reopen(self) -> bool:
@@ -46,6 +46,9 @@ class Place:
             raise self._lost(f"cannot be looked at ({error.strerror})") from error
         if not os.access(self._path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
             raise self._lost("may not be read by this user")
+        if self._had_content and told.st_size == 0:
+            raise self._lost("is empty now (0 B)")
+        self._had_content = told.st_size > 0
         return told.st_dev, told.st_ino
 
     def _lost(self, what: str) -> StoreError:

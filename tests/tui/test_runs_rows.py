@@ -17,7 +17,7 @@ from tui.frame import LEAST_WIDTH
 from tui.overview import state_lines
 from tui.pieces import text_of
 from tui.plain import screen_text
-from tui.runs_rows import COLUMNS, TROUBLE_COLUMNS, run_cells
+from tui.runs_rows import COLUMNS, run_cells, trouble_columns
 from tui.snapshot import Ask, CurvesAsk, Room, RunNumbers
 from tui.table import Column
 from tui.wording import short_value
@@ -110,7 +110,7 @@ def test_after_the_last_step_the_stage_tells_how_far_it_is(tmp_path: Path) -> No
     assert "answers" not in head
 
 
-@pytest.mark.parametrize("columns", [COLUMNS, TROUBLE_COLUMNS], ids=["list", "worst off"])
+@pytest.mark.parametrize("columns", [COLUMNS, trouble_columns(())], ids=["list", "worst off"])
 def test_what_names_a_run_never_leaves_the_list(columns: tuple[Column, ...]) -> None:
     """Nor does what is wrong with it: a narrower screen takes the columns of a rank, and only those."""
     fixed = [column for column in columns if not column.rank]

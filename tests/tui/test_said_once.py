@@ -1,0 +1,123 @@
+"""One size, one state, one order: what a first hour with the screens found said twice, or said falsely."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import StoreError
+from orchestrator.gate import UNTESTED_RECIPE
+from orchestrator.store.place import Place
+from orchestrator.store.reads import Reader
+from orchestrator.store.rows import CheckpointRow, MemoryPeakRow, State
+from tests.tui.world import GIB, NOW_S
+from tests.tui.yard import LIVE
+from tui.chart import Look
+from tui.checkpoints import checkpoint_lines
+from tui.compare import compare_lines
+from tui.detail import RunDetail, read_detail
+from tui.facts import fact_text
+from tui.launch_lines import gate_lines
+from tui.memory import peak_lines, plan_lines
+from tui.ordering import Standing, Wish
+from tui.overview import CHART_METRICS, speed_lines, state_lines
+from tui.pieces import text_of
+from tui.snapshot import CurvesAsk
+from tui.spec import LABEL_WIDTH, _fitting
+from tui.wording import told_and_repairs
+
+
+@pytest.fixture
+def live(filled_yard: Path) -> RunDetail:
+    with Reader(filled_yard) as reader:
+        return read_detail(reader, reader.run(LIVE), CurvesAsk(names=CHART_METRICS, buckets=60))
+
+
+def test_the_gate_says_that_nothing_was_tested_before_the_key_that_launches() -> None:
+    text = text_of(gate_lines(Wish("own", "main"), Standing(True, caution=UNTESTED_RECIPE), 100))
+
+    assert text.index("nothing of it was tested") < text.index("Launch is allowed")
+
+
+def test_a_repair_stands_on_a_line_of_its_own(live: RunDetail) -> None:
+    evidence = "never started: box lacks gguf\n  repair: python -m pip install gguf\n  or let draftyard do it: draftyard doctor box --fix"
+    run = dataclasses.replace(live.run, state=State.FAILED, evidence=evidence, ended_s=NOW_S)
+
+    lines = text_of(state_lines(dataclasses.replace(live, run=run), NOW_S, 100, ascii_only=False)).splitlines()
+
+    assert "repair: python -m pip install gguf" in lines
+    assert "or let draftyard do it: draftyard doctor box --fix" in lines
+    assert told_and_repairs("a disk is full") == ["a disk is full"]
+
+
+def test_a_size_is_told_in_its_own_unit_everywhere(live: RunDetail) -> None:
+    small = CheckpointRow(
+        run_id=live.run.id, attempt=1, step=20, path="checkpoints/s.bin", size_bytes=100_000, at_s=NOW_S, is_best=False
+    )
+
+    assert fact_text("budget_bytes", 300 * 2**20) == "0.29 GiB"
+    assert "97.7 KiB" in text_of(checkpoint_lines(dataclasses.replace(live, checkpoints=(small,)), NOW_S, 100))
+
+
+def test_sizes_that_two_runs_were_told_are_sizes(live: RunDetail) -> None:
+    other = dataclasses.replace(live, spec={**(live.spec or {}), "life": {"budget_bytes": 300 * 2**20}})
+
+    assert "0.29 GiB" in text_of(compare_lines([live, other], 120, Look()))
+
+
+def test_parts_of_a_small_plan_on_a_large_card_have_bars_that_differ() -> None:
+    parts = [{"name": name, "size_bytes": size * GIB} for name, size in (("drafter", 0.4), ("inputs", 0.1))]
+    stage = {"name": "step", "allocated_bytes": GIB // 2, "components": parts}
+    plan = {"capacity_bytes": 80 * GIB, "driver_bytes": GIB // 2, "peak_stage": "step", "stages": [stage]}
+
+    lines = text_of(plan_lines(plan, 80, ascii_only=True)).splitlines()
+
+    filled = {line.split()[0]: line.count("#") for line in lines}
+    assert filled["drafter"] > 3 * filled["inputs"] > 0
+
+
+def test_a_measured_stage_without_a_plan_is_said_to_have_none(live: RunDetail) -> None:
+    peak = dataclasses.replace(live.peaks[-1], stage="target", allocated_bytes=2 * GIB)
+    assert isinstance(peak, MemoryPeakRow)
+
+    text = text_of(peak_lines(dataclasses.replace(live, peaks=(peak,), ranks=()), 90))
+
+    assert "target: not planned, and no part of what must fit" in text
+
+
+def test_the_event_that_began_a_run_is_no_evidence_once_steps_are_told(live: RunDetail) -> None:
+    run = dataclasses.replace(live.run, state=State.RUNNING, evidence="its first event is here", step=523)
+
+    assert "first event" not in text_of(state_lines(dataclasses.replace(live, run=run), NOW_S, 100, ascii_only=False))
+
+
+def test_a_job_that_has_ended_without_steps_is_not_waited_for(live: RunDetail) -> None:
+    run = dataclasses.replace(live.run, kind="smoke", state=State.SUCCEEDED)
+    ended = RunDetail(run=run)
+
+    assert "yet" not in text_of(speed_lines(ended, 60, ascii_only=False))
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_an_origin_stands_in_its_column_however_long_the_value_is(width: int) -> None:
+    places = set()
+    for value in ("1", "a" * 16, "a/b" * 9, "a word " * 9, "x" * 200):
+        lines = text_of(_fitting("data.path", [(value, "text")], "own.yaml:7  base", width)).splitlines()
+        assert max(map(len, lines)) <= width
+        places |= {line.index("own.yaml") for line in lines if "own.yaml" in line}
+
+    assert len(places) == 1
+    assert places.pop() > LABEL_WIDTH
+
+
+def test_a_database_cut_to_nothing_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    path.write_bytes(b"")
+    place = Place(path)
+    place.must_reopen()  # one that is being made
+    path.write_bytes(b"SQLite")
+    place.must_reopen()
+    path.write_bytes(b"")
+
+    with pytest.raises(StoreError, match="is empty now"):
+        place.must_reopen()
