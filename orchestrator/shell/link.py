@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import fabric
 import paramiko
+from paramiko.ssh_exception import IncompatiblePeer
 
 from orchestrator.errors import HostError
 from orchestrator.shell.keys import Identities
@@ -35,6 +36,13 @@ BANNER_S = 10.0
 WORDS_S = 2.0  # for the first words of what may be another server
 WORDS_BYTES = 400
 OPEN_S = 38.0  # for the whole of one machine, retries included: a frozen one is an error in under 45 s
+
+# By the lists in which a server offers them: the word of sshd_config, and one that both know.
+SUITES = {
+    "kex_algo_list": ("KexAlgorithms", "kex", "curve25519-sha256@libssh.org"),
+    "server_encrypt_algo_list": ("Ciphers", "ciphers", "aes256-gcm@openssh.com"),
+    "server_mac_algo_list": ("MACs", "digests", "hmac-sha2-256-etm@openssh.com"),
+}
 
 # What a connection attempt may end in; everything else is our own mistake.
 TROUBLE = (OSError, EOFError, paramiko.SSHException)
@@ -137,6 +145,13 @@ class Link:
     def _attempt(self, endpoint: Endpoint) -> fabric.Connection:
         policy = Policy(endpoint)
         sock = self._dial(endpoint)
+        transport: Transport | None = None
+
+        def make(sock: Any, **options: Any) -> Transport:
+            nonlocal transport
+            transport = _transport(sock, policy, options)
+            return transport
+
         connection = fabric.Connection(
             endpoint.address,
             user=endpoint.user,
@@ -150,16 +165,20 @@ class Link:
                 "auth_timeout": CONNECT_S,
                 "channel_timeout": CONNECT_S,
                 "auth_strategy": Identities(endpoint),
-                "transport_factory": lambda sock, **options: _transport(sock, policy, options),
+                "transport_factory": make,
             },
         )
         connection.client.set_missing_host_key_policy(policy)
         try:
             connection.open()
-        except BaseException:
-            connection.client.close()
-            sock.close()
-            raise
+        except IncompatiblePeer as error:
+            raise (transport and _nothing_in_common(endpoint, transport)) or error from error
+        except EOFError as error:
+            raise EOFError(transport.breaking_off if transport else "") from error
+        finally:
+            if not connection.is_connected:
+                connection.client.close()
+                sock.close()
         # Keeps a router's table warm; it is not answered.
         connection.transport.set_keepalive(int(endpoint.keepalive.interval_s))
         return connection
@@ -223,7 +242,7 @@ def _is_hung_up(sock: Any) -> bool:
         return True
 
 
-def _transport(sock: Any, policy: Policy, options: dict[str, Any]) -> paramiko.Transport:
+def _transport(sock: Any, policy: Policy, options: dict[str, Any]) -> Transport:
     made = Transport(sock, **options)
     security = made.get_security_options()
     security.key_types = policy.key_types_first(security.key_types)
@@ -231,6 +250,22 @@ def _transport(sock: Any, policy: Policy, options: dict[str, Any]) -> paramiko.T
     security.ciphers = sorted(security.ciphers, key=lambda name: "gcm" not in name)
     made.daemon = True
     return made
+
+
+def _nothing_in_common(endpoint: Endpoint, transport: Transport) -> HostError | None:
+    """What each side offers where they agree on none, and two ways out."""
+    ours = transport.get_security_options()
+    for offered, (word, mine, common) in SUITES.items():
+        names = [quoted(name.encode()) for name in transport.theirs.get(offered, [])]
+        known = list(getattr(ours, mine))
+        if names and not set(names) & set(known):
+            return HostError(
+                f"{endpoint.label}: no {word} in common; it offers {', '.join(names)}\n"
+                f"  draftyard knows {', '.join(known)}\n"
+                f"  repair: {word} {','.join([*names, common])}   (in its sshd_config, as its only line of {word}; then restart sshd)\n"
+                f"  or enter it with OpenSSH from a machine that reaches it: that one's address:, and hop: ssh:{endpoint.address}"
+            )
+    return None
 
 
 def _is_silence(error: BaseException) -> bool:
@@ -282,6 +317,8 @@ def _explained(endpoint: Endpoint, error: BaseException, *, tried_s: float, said
             text = f"breaks the SSH protocol on port {endpoint.port}; is it an SSH server, and does nothing between change bytes?"
         case _ if _is_mute(error):
             text = f"sends its SSH banner and then nothing, tried for {tried_s:.0f} s; is the machine overloaded or frozen?"
+        case EOFError() if str(error):
+            text = f"{error}, tried for {tried_s:.0f} s; is the machine overloaded or frozen, or is something between?"
         case _ if isinstance(error, EOFError) or isinstance(error.__context__, EOFError):
             text = (
                 f"closes the connection without an SSH banner, tried for {tried_s:.0f} s; "

@@ -28,6 +28,22 @@ class Transport(paramiko.Transport):
 
     def __init__(self, sock: Any, **options: Any) -> None:
         super().__init__(sock, packetizer_class=Packets, **options)
+        self.theirs: dict[str, list[str]] = {}  # the names that the server offered, by paramiko's names of the lists
+
+    def _really_parse_kex_init(self, m: Any, ignore_first_byte: bool = False) -> Any:
+        parsed = super()._really_parse_kex_init(m, ignore_first_byte)  # type: ignore[misc]  # the stubs leave it out
+        if not ignore_first_byte:  # which is there in our own offer
+            self.theirs = parsed
+        return parsed
+
+    @property
+    def breaking_off(self) -> str:
+        """What an end of the bytes before the log-in cut off; empty where no banner had come."""
+        if not self.remote_version or self.initial_kex_done:
+            return ""
+        if self.packetizer.handshake_timed_out():
+            return f"sends its SSH banner and agrees on no keys within {self.handshake_timeout:g} s"
+        return "sends its SSH banner and closes the connection before keys are agreed on"
 
     def _send_user_message(self, data: Any) -> None:
         if threading.current_thread() is self and not self.clear_to_send.is_set():
@@ -47,13 +63,20 @@ class Burst(list[tuple[bytes, memoryview]]):
 
 
 class Packets(Packetizer):
-    """Seals messages with AES-GCM, all of a burst into one buffer; what is encrypted in another way is paramiko's affair."""
+    """Seals messages with AES-GCM, all of a burst into one buffer; what is encrypted in another way is paramiko's affair.
+
+    paramiko's own counters of what leaves stand still for what is sealed here, which does no harm: its nonce is set anew with
+    new keys, as ours is; its packet number goes into the MAC of other ciphers alone, and one connection keeps its cipher, as
+    both sides offer the same again; how much left under the present keys is counted here. Its `*_overflow` are of what comes
+    in while new keys are awaited, and new keys set them to 0.
+    """
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
         self._is_socket = not isinstance(sock, paramiko.Channel)  # which a jump host gives
         self._turn = threading.RLock()  # packets are numbered: each is written in the order in which it was made
         self._engine: Any = None  # AES-GCM under the present keys
+        self._compress: Any = None
         self._nonce, self._number = b"", 0
         self._num_bytes = self._num_packets = 0  # sent under the present keys
         self._plain, self._sealed = bytearray(), bytearray()
@@ -68,6 +91,12 @@ class Packets(Packetizer):
                 self._nonce, self._number = nonce[:4], int.from_bytes(nonce[4:], "big")
             self._num_bytes = self._num_packets = 0
 
+    def set_outbound_compressor(self, compressor: Any) -> None:
+        """Nothing asks for compression today; with it a message is packed before it is sealed."""
+        with self._turn:
+            super().set_outbound_compressor(compressor)
+            self._compress = compressor
+
     def send_message(self, data: Any) -> None:
         messages = data if isinstance(data, Burst) else Burst([(data.asbytes(), memoryview(b""))])
         with self._turn:
@@ -75,6 +104,8 @@ class Packets(Packetizer):
                 for head, body in messages:
                     super().send_message(paramiko.Message(head + body))
                 return
+            if self._compress is not None:
+                messages = Burst((self._compress(head + body), memoryview(b"")) for head, body in messages)
             size = self._seal_all(messages)
             sealed = memoryview(self._sealed)[:size]
             self.write_all(sealed if self._is_socket else bytes(sealed))

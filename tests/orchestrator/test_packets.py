@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paramiko.compress import ZlibCompressor, ZlibDecompressor
 from paramiko.packet import Packetizer
 
 from orchestrator.host import Hosts
@@ -45,7 +46,17 @@ def _plain(_ours: Packets, _theirs: Packetizer) -> None:
     """As before the first keys."""
 
 
+def _packed(agree: Callable[[Packets, Packetizer], None]) -> Callable[[Packets, Packetizer], None]:
+    def agree_and_pack(ours: Packets, theirs: Packetizer) -> None:
+        agree(ours, theirs)
+        ours.set_outbound_compressor(ZlibCompressor())
+        cast(Any, theirs).set_inbound_compressor(ZlibDecompressor())
+
+    return agree_and_pack
+
+
 AGREEMENTS = {"aes128-gcm": _gcm(16), "aes256-gcm": _gcm(32), "aes128-ctr": _ctr, "none": _plain}
+AGREEMENTS |= {"aes128-gcm, packed": _packed(_gcm(16)), "aes128-ctr, packed": _packed(_ctr)}
 
 
 class _Line:

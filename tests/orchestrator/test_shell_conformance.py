@@ -221,11 +221,13 @@ def test_the_program_itself_may_have_a_name_full_of_quotes(way: Way) -> None:
 
 
 def test_every_exit_code_is_the_commands_own(way: Way) -> None:
-    wanted = [0, 1, 2, 9, 10, 31, 99, 100, *range(124, 132), 137, 199, 200, 254, 255]
+    """All of them where a command is cheap, and where every other way begins; what a hop or a terminal could mistake elsewhere."""
+    is_cheap = way.name in ("local", "ssh")
+    wanted = range(256) if is_cheap else [0, 1, 2, 9, 10, 31, 99, 100, *range(124, 132), 137, 199, 200, 254, 255]
     with ThreadPoolExecutor(4) as several:
         codes = list(several.map(lambda code: way.shell.run(["sh", "-c", f"exit {code}"]).exit_code, wanted))
 
-    assert codes == wanted
+    assert codes == list(wanted)
 
 
 @pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "KILL", "SEGV", "PIPE", "TERM", "USR1"])
