@@ -7,7 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 # pip compiles one file after another; this takes every core. Some packages carry files that are no Python of this version.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# What cannot be compiled is told by status 1 as a full disk is, so the room left is asked for by itself.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || dd if=/dev/zero of=$(VENV)/.room bs=1M count=16 status=none; \
+  full=$$?; rm -f $(VENV)/.room; [ $$full = 0 ]
 # One more than cores: what a test waits for (a silent host, a grace, a frozen server) costs no processor.
 JOBS ?= 3
 
@@ -16,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 # Hundreds of processes load the same modules: compiled once, also where the environment says not to keep that.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check quick format lint types setup-demo setup-test system-packages wheel clean
+.PHONY: demo test check quick thorough format lint types setup-demo setup-test system-packages wheel clean
 
 demo: setup-demo
 	@$(BIN)/draftyard deploy smollm2 --host local
@@ -33,6 +35,11 @@ test: setup-test lint types
 # The same without the slow tests, types beside tests: under a minute.
 check: setup-test
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types quick
+
+# The tests that draw examples, with many more of them; for a look at what has been changed.
+thorough: setup-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not gpu and not alone" --hypothesis-profile thorough \
+	  $$(grep -rl "^from hypothesis import" tests)
 
 quick: setup-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not gpu and not alone and not slow"

@@ -57,14 +57,17 @@ class Follower:
     secrets_of: SecretsOf | None = None
 
     def run(self) -> None:
-        """Until nothing has been live for `idle_s`, or until `ending` is set. The caller holds the lease."""
+        """Until nothing has been live for `idle_s`, `ending` is set, or the database is another file or gone.
+
+        The caller holds the lease.
+        """
         threads: dict[str, HostThread] = {}
         retrying: dict[str, RetryThread] = {}
         over = threading.Event()  # however this ends, no thread of it works on without the lease
         try:
             with Reader(self.db) as reader, self._alerts():
-                idle_since = time.monotonic()
-                while not self.ending.is_set():
+                idle_since, files = time.monotonic(), _files(self.db)
+                while not self.ending.is_set() and _files(self.db) == files:
                     self._look_after_hosts(reader, threads, over)
                     self._retry(reader, retrying, over)
                     if any(thread.is_wanted for thread in [*threads.values(), *retrying.values()]):
@@ -106,6 +109,19 @@ class Follower:
         finally:
             done.set()
             thread.join(timeout=15.0)
+
+
+def _files(db: Path) -> list[tuple[int, int] | None]:
+    """Which files the database and its lease are: in the place of a removed one another follower may be at work."""
+    found: list[tuple[int, int] | None] = []
+    for path in (db, lock_file(db)):
+        try:
+            seen = path.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((seen.st_dev, seen.st_ino))
+    return found
 
 
 def follow(follower: Follower) -> bool:

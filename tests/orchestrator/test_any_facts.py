@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.actions import history
@@ -110,7 +110,6 @@ def test_facts_that_are_none_leave_a_cause_or_none(found: dict[str, Any], where:
 
 
 @pytest.mark.slow  # many examples
-@settings(max_examples=60)
 @given(found=facts, where=frames, message=messages, stage=anything, step=anything)
 def test_whatever_a_job_says_causes_are_found(
     found: Any, where: tuple[Any, ...], message: str, stage: Any, step: Any

@@ -504,6 +504,33 @@ def test_only_one_holds_the_lease(tmp_path: Path) -> None:
     assert not is_followed(db)
 
 
+@pytest.mark.parametrize("change", ["removed", "replaced", "without its lease"])
+def test_a_follower_whose_database_is_another_file_or_gone_ends(tmp_path: Path, change: str) -> None:
+    """Its lease is on what nobody sees any more: in that place the next follower begins, and there were two."""
+    db = tmp_path / "runs.db"
+    Store(db).close()
+    lock_file(db).touch()
+    later = threading.Timer(0.3, _changed, (db, change))
+    later.start()
+
+    began = time.monotonic()
+    Follower(db, lambda host: LocalShell(), threading.Event(), idle_s=60.0).run()
+
+    assert time.monotonic() - began < 30.0
+    later.join()
+
+
+def _changed(db: Path, change: str) -> None:
+    if change == "without its lease":
+        lock_file(db).unlink()
+        return
+    for file in db.parent.glob("runs.db*"):
+        if file.is_file():
+            file.unlink()
+    if change == "replaced":
+        Store(db).close()
+
+
 def test_a_second_follower_leaves_at_once(site: Site) -> None:
     descriptor = os.open(lock_file(site.store.path), os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -450,7 +450,7 @@ def test_a_resolved_branch_written_out_as_a_recipe_resolves_to_itself(name: str)
     assert again == spec
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gamma=st.floats(1e-6, 1e6),
     steps=st.integers(1, 10**9),

@@ -36,6 +36,8 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @functools.cache
 def python() -> list[str]:
     """The command; its server starts with the first call and ends with this process, whose pipe it reads."""
+    if not hasattr(os, "pidfd_open"):  # elsewhere than on Linux each job loads all by itself
+        return [sys.executable]
     name = f"draftyard-warm-{os.getpid()}-{time.monotonic_ns()}"  # of no file
     command = [sys.executable, __file__]
     server = subprocess.Popen([*command, "serve", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TREE)
