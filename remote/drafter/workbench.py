@@ -54,7 +54,8 @@ class Choices:
     reasons: dict[str, str]
 
 
-BACKENDS = ("eager", "sdpa", "flex", "triton-any-card", "triton")  # a rank that can take one can take those before it
+# A rank that can take one can take those before it.
+BACKENDS = ("eager", "sdpa", "flex", self_check.OWN_KERNELS_OF_ALL_CARDS, self_check.OWN_KERNELS)
 DTYPES = (torch.float32, torch.bfloat16)
 
 Check = Callable[[DFlashSpec, torch.device, torch.dtype], Verdict]
