@@ -261,6 +261,7 @@ DOCUMENTS = (300, 170, 1)
         ("full", (2000, 900), 40, 64, 14, 7, 64),
         ("full", (900, 700), 200, 16, 8, 8, 64),
         ("specforge", (700,), 50, 4, 32, 1, 128),
+        ("full", (1, 1), 3, 8, 32, 4, 128),  # nothing to see but the own block
     ],
 )
 def test_odd_groups_on_cuda_equal_float64(
