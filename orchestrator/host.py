@@ -36,6 +36,7 @@ from orchestrator.given import read_given
 from orchestrator.nearest import listed
 from orchestrator.recipe.strict_yaml import Document, YamlFaults, parse
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and half a surrogate pair, which no bytes spell
 HOP_KINDS = ("pct", "docker", "lxc", "ssh")
 
 
@@ -190,10 +191,19 @@ def _host(name: str, entry: Any, document: Document, faults: list[str]) -> Host:
             )
             continue
         try:
+            _refuse_control(value)
             values |= reader(value)
         except ValueError as error:
             faults.append(f"{position}: hosts.{name}.{key}: {error}")
     return replace(base, **values)
+
+
+def _refuse_control(value: Any) -> None:
+    """No program takes a NUL, and what else is of their kind would hide in commands, paths and messages."""
+    for text in value if isinstance(value, list) else [value]:
+        found = _CONTROL.search(text) if isinstance(text, str) else None
+        if found:
+            raise ValueError(f"is {text!r}; it holds the control character {found[0]!r}, leave that out")
 
 
 def _text(key: str) -> Callable[[Any], dict[str, Any]]:

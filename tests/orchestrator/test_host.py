@@ -137,6 +137,20 @@ def test_all_slips_are_named_at_once(tmp_path: Path) -> None:
     assert len(str(refused.value).splitlines()) == 3
 
 
+@pytest.mark.parametrize("letter", ["\\0", "\\n", "\\e", "\\x7F", "\\x9B"])
+@pytest.mark.parametrize(
+    "key", ["address", "user", "jump", "identity", "hop", "work_dir", "python", "gpus", "env_file", "host_keys"]
+)
+def test_a_control_character_in_any_text_is_one_line_with_its_place(tmp_path: Path, key: str, letter: str) -> None:
+    for value in (
+        (f'"/a{letter}b"', f'[x, "a{letter}b"]') if key in ("identity", "hop", "gpus") else (f'"/a{letter}b"',)
+    ):
+        with pytest.raises(UsageError, match=rf"hosts\.yaml:3:5: hosts\.gpu\.{key}: is .*control character") as refused:
+            load(tmp_path, f"hosts:\n  gpu:\n    {key}: {value}\n")
+
+        assert str(refused.value).isprintable()
+
+
 @pytest.mark.parametrize(
     "text", ["[]", "gpu: {}", "hosts: []", "hosts: {gpu: 3}", "hosts: {-x: {}}", "hosts: {a: {port: 1, port: 2}}"]
 )
