@@ -25,7 +25,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def listed(word: str, known: Iterable[str]) -> str:
     """All that is known where it is little, else the few nearest and how many more: an error stays a line."""
     names = list(known)
-    if len(names) <= MAX_LISTED:
+    if len(names) <= MAX_LISTED + 1:  # "and 1 more" takes the room of the word it hides
         return ", ".join(names)
     close = difflib.get_close_matches(word, names, n=MAX_LISTED, cutoff=0.0)
     return f"{', '.join(close)} and {len(names) - len(close):,} more"

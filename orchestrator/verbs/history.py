@@ -18,7 +18,7 @@ from orchestrator.units import duration
 from orchestrator.verbs import listing
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.table import Cell, Column, heading, table
-from orchestrator.verbs.words import MEAN, ago, metric, sparkline, state_cell
+from orchestrator.verbs.words import MEAN, ago, gib, metric, sparkline, state_cell
 from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _differences(found: Comparison, *, width: int | None) -> list[str]:
     if not found.differences:
         return ["told the same"]
     columns = [Column("key"), *(Column(run.id, gives_way=True, least=8) for run in found.runs)]
-    rows = [[item.key, *(_shown(value) for value in item.values)] for item in found.differences]
+    rows = [[item.key, *(_shown(item.key, value) for value in item.values)] for item in found.differences]
     return [heading("Told differently"), *table(columns, rows, width=width)]
 
 
@@ -313,7 +313,9 @@ def _best(item: Measured) -> list[str]:
     ]
 
 
-def _shown(value: Any) -> str:
+def _shown(key: str, value: Any) -> str:
+    if key.endswith("_bytes") and isinstance(value, int):
+        return gib(value)
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 

@@ -21,7 +21,8 @@ from orchestrator.actions.host_facts import MissingDependency
 from orchestrator.actions.life import Moment, _moment
 from orchestrator.actions.places import find_places
 from orchestrator.follow.lease import lease
-from orchestrator.store.rows import ProgressRow, RunRow, State
+from orchestrator.nearest import listed
+from orchestrator.store.rows import Document, ProgressRow, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.units import duration
 from orchestrator.verbs import frame
@@ -323,3 +324,19 @@ def test_a_success_with_checkpoints_leads_to_them_and_an_attempt_without_a_step_
 
     assert f"draftyard pull {RUN} " in yard.out
     assert re.search(r"1 +failed +none +", yard.out)
+
+
+def test_a_size_that_two_runs_were_told_differently_is_spelled_as_one(yard: Yard) -> None:
+    with Store(yard.root / "runs.db") as store:
+        for run_id, size_bytes in (("aaaa2222", 300 * 2**20), ("bbbb2222", 2**33)):
+            spec = json.dumps({"life": {"memory_limit_bytes": size_bytes}})
+            store.create_run(new_run(run_id, documents={Document.SPEC: spec}))
+
+    assert yard.run("diff", "aaaa2222", "bbbb2222") == 0
+
+    assert re.search(r"life.memory_limit_bytes +0.29 GiB +8.00 GiB", yard.out)
+
+
+def test_no_list_of_what_is_known_hides_a_single_word() -> None:
+    assert listed("x", "abcdefghi") == "a, b, c, d, e, f, g, h, i"
+    assert listed("x", "abcdefghij").endswith("and 2 more")
