@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from orchestrator.actions.wishes import can_stop, kill_in_s
-from orchestrator.store.rows import State
+from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RATES, MetricCurve, RunDetail
@@ -42,6 +42,7 @@ from tui.wording import (
     hosts_told,
     percent,
     rate,
+    reason_words,
     seconds,
     state_letter,
     state_word,
@@ -86,12 +87,12 @@ def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool
     letter, meaning = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
     first: list[Piece] = [(letter, meaning), (f" {state_word(run.state)}", meaning)]
     if run.reason and run.state.is_final:
-        first.append((f"  {run.reason.replace('_', ' ')}", meaning))
+        first.append((f"  {reason_words(run.reason)}", meaning))
     if run.unreachable_since_s is not None:
         first.append((f"  host unreachable since {clock(run.unreachable_since_s, now_s)}", "warn"))
     if run.stage and not run.state.is_final:
         first.append((f"  {run.stage.replace('_', ' ')}", "text"))
-    told, *repairs = _evidence(detail)
+    told, *repairs = _evidence(detail, now_s)
     first.append((f"  {told}" if told else "", "muted"))
     lines: list[Line] = broken(first, width)
     for repair in repairs:
@@ -115,11 +116,11 @@ def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool
     return [*lines, *flowed([[("accepts", "muted")], *worth, [(UNIT, "muted")]], width)] if worth else lines
 
 
-def _evidence(detail: RunDetail) -> list[str]:
-    """Why we think so, then the repair where it names one. The event that began a run says nothing once steps are told."""
+def _evidence(detail: RunDetail, now_s: float) -> list[str]:
+    """Why we think so, then the repairs that it names. What began a training is no evidence of what it does now: its newest word is."""
     run = detail.run
-    if run.state is State.RUNNING and run.step is not None and not run.unreachable_since_s:
-        return [""]
+    if run.state is State.RUNNING and run.step is not None and run.last_event_s is not None:
+        return [f"newest word {age(now_s - run.last_event_s)} ago"]
     return told_and_repairs(run.evidence)
 
 
@@ -144,10 +145,14 @@ def speed_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
         )
     lines += _split_bar(detail, width, ascii_only=ascii_only)
     if len(lines) == 1:
-        lines.append(
-            [("no step yet" if not detail.run.state.is_final else "no steps: a job without training", "muted")]
-        )
+        lines.append([(_no_step(detail.run), "muted")])
     return lines
+
+
+def _no_step(run: RunRow) -> str:
+    if not run.state.is_final:
+        return "no step yet"
+    return "no step was made" if run.kind == "train" else f"a {run.kind} run counts no steps"
 
 
 def against_lines(detail: RunDetail, width: int) -> list[Line]:
@@ -306,7 +311,7 @@ def _attempts(detail: RunDetail, now_s: float) -> list[Line]:
     for attempt in detail.attempts[-3:]:
         meaning = state_letter(attempt.state, attempt.reason)[1]
         steps = f"steps {count(attempt.first_step)}–{count(attempt.last_step)}" if attempt.last_step else "no step"
-        told = f" {attempt.reason or state_word(attempt.state)}".replace("_", " ")
+        told = f" {reason_words(attempt.reason) if attempt.reason else state_word(attempt.state)}"
         lines.append(field(f"attempt {attempt.number}", [(steps, "text"), (told, meaning)]))
     return lines
 

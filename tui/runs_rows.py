@@ -14,7 +14,18 @@ from tui.pace import TRAINING
 from tui.pieces import Piece, memory_meaning, meter, width_of
 from tui.snapshot import RunNumbers
 from tui.table import Column
-from tui.wording import age, duration, fit, percent, rate, short_count, short_value, state_letter, state_word
+from tui.wording import (
+    OUT_OF_MEMORY,
+    age,
+    duration,
+    fit,
+    percent,
+    rate,
+    short_count,
+    short_value,
+    state_letter,
+    state_word,
+)
 
 VALUE_WIDTH = 7
 HOST_WIDTH = 7
@@ -41,9 +52,7 @@ MOST_NAME = 24  # cells of a name beside what is wrong
 
 # Why a run failed, in the cells of its state.
 _SHORT_REASONS = {
-    "gpu_oom": "gpu OOM",
-    "host_oom": "host OOM",
-    "cgroup_oom": "cgroup OOM",
+    **OUT_OF_MEMORY,
     "nonfinite": "NaN",
     "gpu_fault": "gpu fault",
     "unmarked_exit": "no word",

@@ -31,6 +31,7 @@ STATES: dict[str, tuple[str, str]] = {
     "stopped": ("X", "muted"),
     "lost": ("L", "odd"),
 }
+OUT_OF_MEMORY = {"gpu_oom": "GPU OOM", "host_oom": "host OOM", "cgroup_oom": "cgroup OOM"}
 LIVE_STATES = ("pending", "setting_up", "running", "stopping")
 
 
@@ -77,6 +78,11 @@ def state_letter(state: str, reason: str | None = None, *, unreachable: bool = F
     if unreachable and state in LIVE_STATES:
         return letter + "?", "warn"
     return letter, meaning
+
+
+def reason_words(reason: str) -> str:
+    """Why a run ended, beside its state: which memory it was that ran out in the same words everywhere."""
+    return OUT_OF_MEMORY.get(reason, reason.replace("_", " "))
 
 
 def told_and_repairs(text: str) -> list[str]:

@@ -58,7 +58,7 @@ def test_a_run_that_has_ended_ends_no_more(filled_yard: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"), [("gpu_oom", "gpu OOM"), ("nonfinite", "NaN"), ("exit:2", "exit 2"), (None, "failed")]
+    ("reason", "words"), [("gpu_oom", "GPU OOM"), ("nonfinite", "NaN"), ("exit:2", "exit 2"), (None, "failed")]
 )
 def test_a_failed_run_says_why_in_ten_cells(filled_yard: Path, reason: str | None, words: str) -> None:
     with Reader(filled_yard) as reader:

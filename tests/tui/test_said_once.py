@@ -1,6 +1,8 @@
 """One size, one state, one order: what a first hour with the screens found said twice, or said falsely."""
 
 import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,16 @@ from orchestrator.errors import StoreError
 from orchestrator.gate import UNTESTED_RECIPE
 from orchestrator.store.place import Place
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import CheckpointRow, MemoryPeakRow, State
-from tests.tui.world import GIB, NOW_S
+from orchestrator.store.rows import CheckpointRow, Document, MemoryPeakRow, State
+from tests.tui.golden import opened
+from tests.tui.world import GIB, NOW_S, Yard
 from tests.tui.yard import LIVE
+from tui.acting import fits
+from tui.app import Draftyard
 from tui.chart import Look
 from tui.checkpoints import checkpoint_lines
 from tui.compare import compare_lines
+from tui.deeds import DEEDS
 from tui.detail import RunDetail, read_detail
 from tui.facts import fact_text
 from tui.launch_lines import gate_lines
@@ -22,6 +28,8 @@ from tui.memory import peak_lines, plan_lines
 from tui.ordering import Standing, Wish
 from tui.overview import CHART_METRICS, speed_lines, state_lines
 from tui.pieces import text_of
+from tui.plain import screen_text
+from tui.runs_rows import state_text
 from tui.snapshot import CurvesAsk
 from tui.spec import LABEL_WIDTH, _fitting
 from tui.wording import told_and_repairs
@@ -88,7 +96,10 @@ def test_a_measured_stage_without_a_plan_is_said_to_have_none(live: RunDetail) -
 def test_the_event_that_began_a_run_is_no_evidence_once_steps_are_told(live: RunDetail) -> None:
     run = dataclasses.replace(live.run, state=State.RUNNING, evidence="its first event is here", step=523)
 
-    assert "first event" not in text_of(state_lines(dataclasses.replace(live, run=run), NOW_S, 100, ascii_only=False))
+    text = text_of(state_lines(dataclasses.replace(live, run=run), NOW_S, 100, ascii_only=False))
+
+    assert "first event" not in text
+    assert "newest word" in text
 
 
 def test_a_job_that_has_ended_without_steps_is_not_waited_for(live: RunDetail) -> None:
@@ -121,3 +132,54 @@ def test_a_database_cut_to_nothing_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="is empty now"):
         place.must_reopen()
+
+
+def test_the_list_and_the_page_of_a_run_name_the_memory_that_ran_out_alike(live: RunDetail) -> None:
+    for reason in ("gpu_oom", "host_oom", "cgroup_oom"):
+        run = dataclasses.replace(live.run, state=State.FAILED, reason=reason, ended_s=NOW_S)
+        word = state_text(run)
+
+        assert "OOM" in word
+        assert word in text_of(state_lines(dataclasses.replace(live, run=run), NOW_S, 100, ascii_only=False))
+
+
+async def test_what_has_nothing_wrong_stands_below_what_never_started(
+    tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        for number, (state, evidence) in enumerate(
+            [
+                (State.FAILED, "never started: no torch"),
+                (State.STOPPED, "asked"),
+                (State.FAILED, "never started: no gguf"),
+            ]
+        ):
+            yard.run(f"n{number}wq7kdx", f"own/b{number}", ago_s=900.0 - number)
+            yard.state(f"n{number}wq7kdx", state, ago_s=10, evidence=evidence)
+    app = open_app(yard.path)
+    async with opened(app, "s", size=(110, 30)):
+        rows = [line for line in screen_text(app).splitlines()[:6] if "own/" in line]
+
+    assert ["own/b1" in row for row in rows] == [False, False, True]
+    assert "nothing" in rows[-1]
+
+
+async def test_no_evaluation_is_offered_of_what_a_script_did(
+    tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        for run_id, entry in (("n1wq7kdx", "script"), ("n2wq7kdx", "dflash")):
+            yard.run(run_id, "own/main", documents={Document.SPEC: json.dumps({"entry": entry})})
+            yard.state(run_id, State.SUCCEEDED)
+    app = open_app(yard.path)
+    async with opened(app, size=(110, 30)) as pilot:
+        offered: dict[str, set[str]] = {}
+        for run in app.shown.runs if app.shown else ():
+            offered[run.id] = {deed.name for deed in DEEDS if fits(app, deed, run)}
+        await pilot.pause()
+
+    assert {"evaluate", "export"} <= offered["n2wq7kdx"]
+    assert offered["n1wq7kdx"].isdisjoint({"evaluate", "export"})
+    assert "resume" in offered["n1wq7kdx"]
