@@ -6,6 +6,8 @@ can carry together travel together: on eight ways a command each would be most o
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import io
 import itertools
@@ -633,7 +635,8 @@ def test_ranges_all_over_a_gigabyte_cost_constant_memory(way: Way) -> None:
 
     assert total == 64 * 1024**2
     assert content.endswith(b"\0end")
-    assert _resident_bytes() - before < total // 2
+    # A connection holds its windows, of 2 MiB a stream, and a piece; through a jump host there are two. Measured: 2 to 7 MiB.
+    assert _resident_bytes() - before < total // 4
 
 
 def test_a_large_file_goes_there_and_back_at_constant_memory(way: Way, tmp_path: Path) -> None:
@@ -647,12 +650,16 @@ def test_a_large_file_goes_there_and_back_at_constant_memory(way: Way, tmp_path:
     way.shell.put(tmp_path / "here", way.path("large"))
     way.shell.get(way.path("large"), tmp_path / "back")
 
-    assert _peak_bytes() - before < size // 2
+    # Held whole it would be more than its size; what the C library keeps of freed memory was up to 26 MiB.
+    assert _peak_bytes() - before < size
     assert (tmp_path / "back").stat().st_size == size
     assert (tmp_path / "back").read_bytes()[:9] == b"begin\0\0\0\0"
 
 
 def _resident_bytes() -> int:
+    """What is in use. Of what was freed in many threads the C library keeps tens of MiB, the more the busier the machine."""
+    with contextlib.suppress(AttributeError):  # of a C library that has no such call
+        ctypes.CDLL(None).malloc_trim(0)
     return _status("VmRSS:")
 
 
