@@ -33,8 +33,9 @@ def _index(folder: Path) -> Path:
     """Two wheels for each package of the trainer, the pinned and a newer one, with nothing in them but their names."""
     folder.mkdir()
     for name, version in [*VERSIONS.items(), *NEWER.items()]:
-        about = f"{name}-{version}.dist-info"
-        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        file = f"{name.replace('-', '_')}-{version}"
+        about = f"{file}.dist-info"
+        with zipfile.ZipFile(folder / f"{file}-py3-none-any.whl", "w") as wheel:
             wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
             wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{about}/RECORD", f"{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
