@@ -46,7 +46,7 @@ def _is_whole(folder: Path, name: str) -> bool:
         return marker["source"] == name and all(
             (folder / each).stat().st_size == facts["size"] for each, facts in marker["files"].items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

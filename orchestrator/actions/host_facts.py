@@ -42,7 +42,13 @@ class MissingDependency(DraftyardError):
 
 
 class GpuBusy(DraftyardError):
-    """The GPUs asked for are not there, or somebody holds them."""
+    """Fewer GPUs are free than were asked for, or somebody holds one of those that were named."""
+
+    reason = "gpu"
+
+
+class NoGpu(DraftyardError):
+    """The host has no GPU at all, or not the one that was named."""
 
     reason = "gpu"
 
@@ -244,7 +250,7 @@ def _named(gpus: Sequence[Mapping[str, Any]], word: str, host: str) -> Mapping[s
         if word == str(gpu["index"]) or (gpu.get("uuid") and str(gpu["uuid"]).startswith(word) and len(word) > 6):
             return gpu
     known = ", ".join(f"{gpu['index']} ({gpu.get('name')})" for gpu in gpus) or "none"
-    raise GpuBusy(f"host {host} has no GPU {word}; it has {known}")
+    raise NoGpu(f"host {host} has no GPU {word}; it has {known}")
 
 
 def _holders(gpu: Mapping[str, Any]) -> list[str]:

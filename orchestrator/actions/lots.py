@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from orchestrator import gate
-from orchestrator.actions.host_facts import GpuBusy, choose_gpus, gate_facts, install_command, require, versions
+from orchestrator.actions.host_facts import NoGpu, choose_gpus, gate_facts, install_command, require, versions
 from orchestrator.actions.order import Settled
 from orchestrator.actions.plans import usual_device
 from orchestrator.actions.readiness import refuse_shared_folders, refuse_unready
@@ -58,7 +58,7 @@ def opened(settled: Settled, tell: Tell) -> Iterator[list[Lot]]:
 def inspect(
     lot: Lot, take: Take, *, kind: str = Kind.TRAIN, cap_bytes: int | None = None
 ) -> tuple[tuple[str, ...], gate.Fingerprint]:
-    """The GPUs the job gets and the fingerprint of what would run. Raises MissingDependency or GpuBusy."""
+    """The GPUs the job gets and the fingerprint of what would run. Raises MissingDependency, NoGpu or GpuBusy."""
     settled, facts = lot.settled, lot.site.facts
     require(facts, settled.spec, host=lot.name, python=lot.site.place.python)
     if kind in (Kind.TRAIN, Kind.SMOKE):
@@ -86,7 +86,7 @@ def choice(lot: Lot, kind: str) -> Choose:
 
 
 def refuse_cardless(lot: Lot) -> None:
-    """GpuBusy where a recipe for cards would train on processors, which nobody who wrote it can have meant."""
+    """NoGpu where a recipe for cards would train on processors, which nobody who wrote it can have meant."""
     spec, facts, host = lot.settled.spec, lot.site.facts, lot.name
     if facts.get("gpus") or not isinstance(spec, DFlashSpec) or usual_device(spec) == "cpu":
         return
@@ -94,7 +94,7 @@ def refuse_cardless(lot: Lot) -> None:
     if lot.settled.node.num_nodes > 1:
         wanted += f"; {lot.settled.num_gpus} on each of {lot.settled.node.num_nodes} hosts"
     seen = f" ({str(facts['gpu_error']).splitlines()[0]})" if facts.get("gpu_error") else ""
-    raise GpuBusy(
+    raise NoGpu(
         f"host {host} has no GPU{seen}; the recipe wants {wanted}\n  name a host that has them; to train on processors "
         "all the same, say so: --set train.dtype=float32"
     )

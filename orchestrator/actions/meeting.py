@@ -152,7 +152,7 @@ def _offer(site: Site, said: bytes) -> Offer:
         own = {str(IPv4Address(str(item["address"]))): _interface(item["interface"]) for item in body["addresses"]}
         if port is not None and port not in range(FIRST_PORT, FIRST_PORT + NUM_PORTS):
             raise ValueError(f"no port of ours: {port}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DraftyardError(f"host {site.host.name}: remote/reach.py gives no such answer: {line[:200]!a}") from error
     if port is None:
         raise DraftyardError(

@@ -87,14 +87,14 @@ def roles_plan(spec: DFlashSpec, made: Plan) -> RolesPlan | None:
     if roles.target + roles.drafter == 1:
         return None
     drafter = RolePlan(
-        "drafter",
-        roles.drafter,
-        made.peak.components,
-        made.slack_bytes,
-        made.context_bytes,
-        made.capacity_bytes,
-        made.work.total / spec.train.accumulation,
-        _least_s(made, made.work.total / spec.train.accumulation),
+        name="drafter",
+        num_ranks=roles.drafter,
+        components=made.peak.components,
+        slack_bytes=made.slack_bytes,
+        context_bytes=made.context_bytes,
+        capacity_bytes=made.capacity_bytes,
+        batch_flop=made.work.total / spec.train.accumulation,
+        least_batch_s=_least_s(made, made.work.total / spec.train.accumulation),
     )
     batch_bytes = at.context_tokens * (at.captured + 1) * at.hidden * at.element_bytes
     target = _target(spec, made, batch_bytes) if roles.target else None
@@ -147,14 +147,14 @@ def _target(spec: DFlashSpec, made: Plan, batch_bytes: int) -> RolePlan:
     allocated = sum(line.size_bytes for line in components)
     slack = round(SLACK_SHARE[has_expandable_segments(spec)] * allocated) if at.is_cuda else 0
     return RolePlan(
-        "target",
-        spec.roles.target,
-        components,
-        slack,
-        made.context_bytes,
-        made.capacity_bytes,
-        flop,
-        _least_s(made, flop),
+        name="target",
+        num_ranks=spec.roles.target,
+        components=components,
+        slack_bytes=slack,
+        context_bytes=made.context_bytes,
+        capacity_bytes=made.capacity_bytes,
+        batch_flop=flop,
+        least_batch_s=_least_s(made, flop),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.actions.host_facts import (
     GpuBusy,
     MissingDependency,
+    NoGpu,
     capacity_of,
     choose_gpus,
     gate_facts,
@@ -195,7 +196,7 @@ def test_a_named_card_that_is_promised_is_refused_with_the_runs_id(word: str) ->
 
 
 def test_a_card_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(GpuBusy, match=r"has no GPU 7; it has 0 \(RTX PRO 6000\)"):
+    with pytest.raises(NoGpu, match=r"has no GPU 7; it has 0 \(RTX PRO 6000\)"):
         choose_gpus(_facts(_gpu(0)), ["7"], _spec(), host="gpu")
     with pytest.raises(GpuBusy, match="the recipe wants 3"):
         choose_gpus(_facts(_gpu(0)), [], _spec(3), host="gpu")

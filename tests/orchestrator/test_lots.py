@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.actions.host_facts import GpuBusy
+from orchestrator.actions.host_facts import NoGpu
 from orchestrator.actions.lots import Lot, opened, refuse_cardless, refuse_unlike
 from orchestrator.actions.order import Order, Settled
 from orchestrator.actions.site import Site
@@ -92,9 +92,9 @@ def test_a_recipe_for_cards_is_refused_on_a_host_without_any_with_its_arithmetic
     facts = {**broken.site.facts, "gpu_error": "NVIDIA-SMI has failed\nmake sure"}
     broken = replace(broken, site=replace(broken.site, facts=facts))
 
-    with pytest.raises(GpuBusy) as told:
+    with pytest.raises(NoGpu) as told:
         refuse_cardless(bare)
-    with pytest.raises(GpuBusy, match=r"host a has no GPU \(NVIDIA-SMI has failed\); the recipe wants 5 target"):
+    with pytest.raises(NoGpu, match=r"host a has no GPU \(NVIDIA-SMI has failed\); the recipe wants 5 target"):
         refuse_cardless(broken)
 
     assert str(told.value).splitlines()[0] == (

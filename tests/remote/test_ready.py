@@ -25,6 +25,9 @@ def test_a_folder_is_whole_here_where_it_is_for_the_trainer(tmp_path: Path, kind
         (tmp_path / MARKER).write_text(json.dumps({"source": "x.gguf", "files": files}))
 
     assert ready._is_whole(tmp_path, "x.gguf") is trainer._is_whole(tmp_path) is (kind == "whole")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / MARKER).write_text("[" * 100_000)
+    assert not ready._is_whole(tmp_path / "deep", "x.gguf")
     assert not ready._is_whole(tmp_path, "other.gguf"), "the trainer names the folder by the file; here its marker does"
 
 
