@@ -332,6 +332,8 @@ class RunsScreen(HomeScreen):
     def _empty_words(self) -> str:
         if self._where:
             return "No run passes the filter. Escape clears it."
+        if self.snapshot is not None and self.snapshot.was_replaced:
+            return "No runs: the database was replaced or emptied while this screen was open."
         return NO_RUNS
 
 

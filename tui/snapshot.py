@@ -130,6 +130,7 @@ class Snapshot:
     )  # recipe/branch@host -> plan of what was tested
     wanted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # likewise -> rungs that a launch wants passed
     is_followed: bool = True
+    was_replaced: bool = False  # what is read took the place of what was read first
     is_another: bool = False  # the first of a database that has taken the place of the one before
 
 
@@ -139,7 +140,7 @@ class Room:
     def __init__(self, db_path: Path, places: Places | None = None) -> None:
         self._path, self._places = db_path, places
         self._reader: Reader | None = None
-        self._place, self._is_another = Place(db_path), False
+        self._place, self._is_another, self._was_replaced = Place(db_path), False, False
         self._seen: tuple[object, ...] = ()
         self._numbers: dict[str, tuple[tuple[object, ...], RunNumbers]] = {}
         self._plans: dict[str, Mapping[str, Any]] = {}  # of smoke runs
@@ -158,7 +159,10 @@ class Room:
         if seen == self._seen:
             return None
         read = self._read(reader, ask, at_s)
-        snapshot = dataclasses.replace(read, is_followed=is_followed, is_another=self._is_another)
+        self._was_replaced |= self._is_another
+        snapshot = dataclasses.replace(
+            read, is_followed=is_followed, is_another=self._is_another, was_replaced=self._was_replaced
+        )
         self._seen, self._is_another = seen, False
         return snapshot
 

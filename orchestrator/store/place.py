@@ -21,7 +21,7 @@ class Place:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: Identity | None = None  # None: nothing has been there yet
-        self._was_lost = self._had_content = False
+        self._was_lost = self._had_content = self._was_cut = False
         self.is_another = False
 
     def must_reopen(self) -> bool:
@@ -30,9 +30,9 @@ class Place:
         Raises StoreError where nothing lies there any more, or what this user may not read.
         """
         found = self._found()
-        self.is_another = self._known is not None and found != self._known
+        self.is_another = self._known is not None and (found != self._known or self._was_cut)
         must = self.is_another or self._was_lost
-        self._known, self._was_lost = found, False
+        self._known, self._was_lost, self._was_cut = found, False, False
         return must
 
     def _found(self) -> Identity | None:
@@ -47,6 +47,7 @@ class Place:
         if not os.access(self._path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
             raise self._lost("may not be read by this user")
         if self._had_content and told.st_size == 0:
+            self._was_cut = True  # what is made in the same file is another database
             raise self._lost("is empty now (0 B)")
         self._had_content = told.st_size > 0
         return told.st_dev, told.st_ino

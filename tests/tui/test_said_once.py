@@ -12,7 +12,7 @@ from orchestrator.gate import UNTESTED_RECIPE
 from orchestrator.store.place import Place
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import CheckpointRow, Document, MemoryPeakRow, State
-from tests.tui.golden import opened
+from tests.tui.golden import opened, shown
 from tests.tui.world import GIB, NOW_S, Yard
 from tests.tui.yard import LIVE
 from tui.acting import fits
@@ -132,6 +132,29 @@ def test_a_database_cut_to_nothing_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="is empty now"):
         place.must_reopen()
+    path.write_bytes(b"SQLite")
+
+    assert place.must_reopen()
+    assert place.is_another
+
+
+async def test_a_database_made_anew_is_not_a_yard_that_never_had_a_run(
+    tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    with Yard(tmp_path / "runs.db").store:
+        pass
+    app = open_app(tmp_path / "runs.db")
+    async with opened(app) as pilot:
+        first = await shown(app, pilot, "No runs yet")
+        for part in tmp_path.iterdir():
+            part.unlink()
+        with Yard(tmp_path / "runs.db").store:
+            pass
+        app.tick()
+        text = await shown(app, pilot, "was replaced or emptied")
+
+    assert "replaced" not in first
+    assert "No runs yet" not in text
 
 
 def test_the_list_and_the_page_of_a_run_name_the_memory_that_ran_out_alike(live: RunDetail) -> None:
