@@ -448,7 +448,7 @@ async def test_a_run_is_opened_with_nothing_of_the_one_before(open_app: Open) ->
         log = screen_text(app)
 
     assert "qwen27b/ddtree" not in overview
-    assert "O failed  gpu oom" in overview
+    assert "O failed  GPU OOM" in overview
     assert "log" not in curves.splitlines()[3]
     assert "grad_norm" in curves  # the grid, not one chart alone
     assert "zzz" not in log
