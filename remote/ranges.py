@@ -74,9 +74,9 @@ def _is_held(value: float) -> bool:
 
 
 def _shown(value: float) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return f"{value:,}" if _is_held(value) else "a number of more than 64 bits"
+    if isinstance(value, int):
+        return f"{value:,}" if _is_held(value) else "a number of more than 64 bits"
+    return f"{value:g}"
 
 
 def _values(spec: Any, path: str) -> list[float]:

@@ -47,7 +47,7 @@ class Planned:
     switches: list[Switch]  # single changes that lower the peak; what fits first where today's plan does not
     time: StepTime | None = None  # None: neither measured nor bounded
     by_role: ByRole | None = None  # where several processes share the training
-    measured_in: tuple[str, ...] = ()  # the smoke runs whose unexplained memory the plan holds, the newest first
+    measured_in: tuple[str, ...] = ()  # the smoke runs whose unexplained memory it shows, newest first
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def _measured(found: Planned) -> str:
     most = max(off, key=lambda stage: abs(stage.unexplained_bytes or 0))
     runs = counted(len(found.measured_in), "smoke run")
     size = in_gib(most.unexplained_bytes, places=gib_places(most.unexplained_bytes), is_signed=True)
-    return f"{size} GiB off at most, in {most.name}, by {runs} of this shape; the newest {found.measured_in[0]}"
+    return f"{size} GiB off at most, in {most.name}, by {runs} of this shape (in no sum here); the newest {found.measured_in[0]}"
 
 
 def _largest(found: Planned) -> str:

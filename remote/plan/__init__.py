@@ -33,7 +33,7 @@ class StagePlan:
     """One stage at its worst moment.
 
     `unexplained_bytes`: measured less predicted, the most of `num_measured` smoke runs: what no line explains
-    (negative: every plan was too high).
+    (negative: every plan was too high). It is shown beside the sums and counts in none, so neither in the verdict.
     """
 
     name: str
