@@ -32,7 +32,14 @@ printf '%s\\0' "$HOME" "${XDG_DATA_HOME:-$HOME/.local/share}" "$(command -v -- "
 
 # Without site-packages Python starts in 10 ms; the probe has to find torch in them.
 _BARE = ("-E", "-s", "-S")
-_FLAGS: dict[str, tuple[str, ...]] = {"receive": _BARE, "processes": _BARE, "sweep": _BARE, "probe": (), "reach": _BARE, "ready": ()}
+_FLAGS: dict[str, tuple[str, ...]] = {
+    "receive": _BARE,
+    "processes": _BARE,
+    "sweep": _BARE,
+    "probe": (),
+    "reach": _BARE,
+    "ready": (),
+}
 # How several files travel as one text: each module is made by hand before the one that imports it.
 _PACKAGE = "import types\nsys.modules['remote'] = types.ModuleType('remote')\n"
 _MODULE = "module = sys.modules[{name!r}] = types.ModuleType({name!r})\nexec({text!r}, module.__dict__)\n"
