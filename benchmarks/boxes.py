@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# Measured on H200s (139 GiB, NVLink, torch 2.11.0+cu130), 2026-11-29 and -30; see docs/benchmarks.md.
+# Measured on H200s (139 GiB, NVLink, torch 2.11.0+cu130), 2026-11-30 and 2026-12-01; see docs/benchmarks.md.
 TARGET_S = (
     0.087 * 24.35 / 2.6
 )  # a row of 8,000 tokens: 87 ms in 8 layers of 2.6 billion parameters, scaled to all 24.35
-DRAFTER_S = {"ddtree": 0.967, "v6": 0.253}  # a row; v6 by a prototype of the kernels, with moments in bfloat16
+DRAFTER_S = {"ddtree": 0.864, "v6": 0.248}  # a row, on one card alone
 NVLINK = 383e9  # bytes a second from rank to rank
 # Counted.
 ROW_TOKENS = 8000
@@ -83,22 +83,24 @@ class Boxes:
 
     @property
     def loads(self) -> dict[str, float]:
-        """How much of each role and link is used; 1 is all of it. The drafters' own work, without waiting for gradients."""
+        """How much of each role and of the links within a host is used; 1 is all of it. Drafters' own work, without waiting."""
         steps_per_s = self.rows_per_s / (self.num_drafters * self.rows_each)
         within = self.rows_per_s / self.num_drafters * ROW_BYTES / self.inside
-        found = {
+        return {
             "targets": self.rows_per_s / self.given,
             "drafters": steps_per_s * self.rows_each * DRAFTER_S[self.branch],
             "links within": within + (0.0 if self.num_hosts > 1 else steps_per_s * self.gradient_s),
         }
-        # Gradients of a step have no more than its last backward pass to travel unseen.
-        unseen_s = BACKWARD_SHARE * DRAFTER_S[self.branch]
-        return found | ({"links between": self.gradient_s / unseen_s} if self.num_hosts > 1 else {})
 
     @property
     def first(self) -> str:
-        """What saturates first."""
-        return max(self.loads, key=lambda name: self.loads[name])
+        """What saturates first; a link does where waiting for it costs drafters more than a hundredth of a step."""
+        if self.given < self.taken:
+            return "targets"
+        waited = 1 - self.rows_each * DRAFTER_S[self.branch] / self.step_s
+        if waited <= 0.01:
+            return "drafters"
+        return "links between" if self.num_hosts > 1 else "links within"
 
     @property
     def crossing(self) -> float:
@@ -174,11 +176,15 @@ def links() -> list[list[str]]:
         ["link", "carries", "of", "which is"],
         _link("hidden states into a drafter, NVLink", box.rows_per_s / 4 * ROW_BYTES, NVLINK),
         _link("the same, PCIe 5 x 16", slow.rows_per_s / 4 * ROW_BYTES, PCIE),
-        _link("gradients behind a backward pass, NVLink", box.gradient_bytes / (BACKWARD_SHARE * 0.967), NVLINK),
-        _link("the same, PCIe 5 x 16", slow.gradient_bytes / (BACKWARD_SHARE * 0.967), PCIE),
+        _link(
+            "gradients behind a backward pass, NVLink",
+            box.gradient_bytes / (BACKWARD_SHARE * DRAFTER_S["ddtree"]),
+            NVLINK,
+        ),
+        _link("the same, PCIe 5 x 16", slow.gradient_bytes / (BACKWARD_SHARE * DRAFTER_S["ddtree"]), PCIE),
         _link(
             "gradients between 8 hosts, 100 Gbit/s",
-            far.gradient_bytes / (BACKWARD_SHARE * 0.967),
+            far.gradient_bytes / (BACKWARD_SHARE * DRAFTER_S["ddtree"]),
             ETHERNET["100 Gbit/s"],
         ),
         _link("hidden states too, were roles not paired by host", far.crossing, ETHERNET["100 Gbit/s"]),

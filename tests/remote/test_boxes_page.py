@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,13 @@ def test_a_link_costs_time_only_where_gradients_outlast_a_backward_pass() -> Non
     assert quick.step_s == DRAFTER_S["v6"]
     assert slow.step_s == pytest.approx(DRAFTER_S["v6"] / 2 + 2 * 7 / 8 * 3.460426240)
     assert slow.first == "links between"
+
+
+@pytest.mark.parametrize(("branch", "targets"), [("ddtree", 32), ("ddtree", 24), ("v6", 40)])
+@pytest.mark.parametrize("rows_each", [1, 2])
+def test_what_saturates_first_is_what_more_of_would_help(branch: str, targets: int, rows_each: int) -> None:
+    box = Boxes(branch, targets, 64 - targets, num_hosts=8, rows_each=rows_each)
+    wider = replace(box, between=16 * box.between)
+
+    assert (box.first == "links between") == (wider.rows_per_s > 1.01 * box.rows_per_s)
+    assert box.first == "targets" or replace(box, num_targets=2 * targets).rows_per_s == box.rows_per_s
