@@ -111,7 +111,7 @@ def open_palette(app: Draftyard, chosen: Chosen | None) -> None:
     keys = [(key, binding) for key, binding in _keys(app) if binding.action != "palette"]
     keys.sort(key=lambda item: str(item[1].id).startswith(_MOVING))  # the sort is stable
     commands = [Command(_sentence(binding), key, _runner(app, binding)) for key, binding in keys]
-    if chosen is not None:
+    if chosen is not None and not app.readonly:
         run = chosen[0]
         deeds = [
             Command(

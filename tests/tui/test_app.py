@@ -270,6 +270,17 @@ async def test_a_read_only_screen_refuses_deeds(yard_copy: Path, tmp_path: Path,
         assert "only looks" in screen_text(app)
 
 
+@pytest.mark.parametrize("is_readonly", [True, False])
+async def test_a_read_only_palette_offers_no_deed(
+    is_readonly: bool, yard_copy: Path, tmp_path: Path, open_app: Open
+) -> None:
+    places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=yard_copy)
+    app = open_app(yard_copy, places=places, readonly=is_readonly)
+    async with opened(app, "j", "colon") as pilot:
+        await press(app, pilot, *"stop")
+        assert ("Stop the run" in screen_text(app)) != is_readonly
+
+
 async def test_the_palette_does_what_its_words_say(yard_copy: Path, tmp_path: Path, open_app: Open) -> None:
     places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=yard_copy)
     app = open_app(yard_copy, places=places)
