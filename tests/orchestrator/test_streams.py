@@ -363,8 +363,7 @@ def test_chaos_leaves_every_record_once_and_in_order(tmp_path: Path) -> None:
         tmp_path, Plan(records=50_000, cuts=40, kills=8, truncations=20, rotations=5, seed=random.randrange(2**31))
     )
 
-    assert (report.records, report.kills) == (50_000, 8)
-    assert report.cuts > 0
+    assert (report.records, report.cuts, report.kills) == (50_000, 40, 8)
 
 
 # ----------------------------------------------------------------------------------------- names
