@@ -250,7 +250,35 @@ def test_a_run_that_breaks_is_shown_with_its_whole_traceback(yard: Yard) -> None
 def test_out_of_host_memory_has_an_exit_code_of_its_own(yard: Yard) -> None:
     assert yard.run("launch", "tiny", "-b", "oom", "--force", "a test", "--follow") == 12
 
-    assert yard.json("show", "@failed")["run"]["reason"] == "host_oom"
+    page = yard.json("show", "@failed")
+    assert page["run"]["reason"] == "host_oom"
+    (failure,) = page["failures"]
+    assert failure["facts"]["limit_bytes"] == 512 * 2**20
+    assert 0 < failure["facts"]["peak_bytes"] < 512 * 2**20  # in use when it asked: what was refused was never filled
+    assert failure["facts"]["frame"]["source"].startswith("hoard = bytearray(2 * limit)")
+    assert failure["traceback"].startswith("Traceback (most recent call last):\n")
+    assert failure["traceback"].rstrip().endswith("\nMemoryError")
+    assert yard.run("show", "@failed", "--oom") == 0
+    assert failure["traceback"].rstrip() in yard.out, "the traceback is whole"
+    assert re.search(r"^limit_bytes +0\.50 GiB$", yard.out, re.MULTILINE)
+    assert re.search(r"^peak_bytes +[\d.]+ MiB$", yard.out, re.MULTILINE)
+    assert f"train.py:{failure['facts']['frame']['line']}, attempt 1" in yard.out
+    assert "life.memory_limit_bytes" in yard.out
+
+
+@pytest.mark.slow
+def test_the_bundled_example_of_a_script_of_ones_own_passes_its_rung_and_trains(yard: Yard) -> None:
+    assert yard.run("smoke", "own-script", "-b", "fast") == 0, yard.out + yard.err
+    assert yard.run("launch", "own-script", "-b", "fast", "--follow") == 0, yard.out + yard.err
+
+    page = yard.json("show", "@last")
+    assert (page["run"]["recipe"], page["run"]["branch"], page["run"]["state"]) == ("own-script", "fast", "succeeded")
+    assert (page["run"]["step"], page["run"]["num_steps"]) == (40, 40)
+    (climbed,) = yard.json("evidence", "own-script")["evidence"]
+    assert (climbed["rung"], climbed["branch"], climbed["passed"]) == ("three_steps", "fast", True)
+    losses = yard.json("metrics", "@last", "loss")["values"]["loss"]
+    assert [item["step"] for item in losses] == list(range(1, 41))
+    assert losses[-1]["value"] < losses[0]["value"] / 10
 
 
 @pytest.mark.slow
