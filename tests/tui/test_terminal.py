@@ -109,6 +109,19 @@ class Terminal:
         return bool(piece)
 
 
+def _curve(written: str) -> dict[tuple[int, int], str]:
+    """The cells of the charts as the terminal shows them: (row, column) -> braille mark; each cell's newest writing counts."""
+    cells: dict[tuple[int, int], str] = {}
+    row = column = 0
+    for move, sequence, mark in re.findall(r"\x1b\[(\d+;\d+)H|(\x1b\[[0-?]*[ -/]*[@-~])|([^\x1b])", written):
+        if move:
+            row, column = (int(number) for number in move.split(";"))
+        elif mark and not sequence:
+            cells[row, column] = mark
+            column += 1
+    return {place: mark for place, mark in cells.items() if "\u2800" < mark <= "\u28ff"}
+
+
 def _plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07", "", text)
 
@@ -153,12 +166,21 @@ def at_terminal(command: list[str], *, size: tuple[int, int] = (80, 24)) -> Iter
 def test_the_live_curve_moves_and_q_leaves_the_run_running(yard_copy: Path) -> None:
     with watching(yard_copy, "h7kq2mxd", "--readonly") as terminal:
         assert terminal.read_until(r"130,000 of 240,000")
+        assert terminal.read_until("[\u2801-\u28ff]")
+        terminal.drain(1.0)  # until nothing is painted for a second
+        before = _curve(terminal.written)
+        assert len(before) > 20
         yard = Yard(yard_copy)
         with yard.store:
             writer = Writer(yard.store, "h7kq2mxd", name="rank0")
             writer.skip_to(10_000)
             writer.tell(steps(131_000, 140_000, 1000, begin_s=yard.now_s, step_s=1.2, seed=4))
         assert terminal.read_until(r"140,000")
+        deadline = time.monotonic() + 60
+        while _curve(terminal.written) == before:
+            assert time.monotonic() < deadline, "the steps are new and the curve is not"
+            terminal.drain(0.2)
+        assert len(_curve(terminal.written)) > 20
         terminal.press("q")
         code = terminal.end()
 
@@ -216,10 +238,10 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(yard_copy: Path) -
 
 @pytest.mark.slow
 def test_a_crash_restores_the_terminal_and_says_one_line(yard_copy: Path) -> None:
-    """A fault of our own: no traceback, and no local value, which may be secret."""
+    """A fault of our own: no traceback, and no secret of a local value or of its message."""
     broken = (
         "import sys, pathlib, tui.app, tui.runs\n"
-        "def present(self, snapshot):\n    token = 'hf_canary'\n    raise ZeroDivisionError('by zero')\n"
+        "def present(self, snapshot):\n    token = 'hf_canary'\n    raise ZeroDivisionError('by zero with hf_canary1234567890')\n"
         "tui.runs.RunsScreen.present = present\n"
         f"sys.exit(tui.app.run(pathlib.Path({str(yard_copy)!r})))\n"
     )
