@@ -72,7 +72,8 @@ def _unreachable(yard: Yard) -> None:
     launch = {Document.LAUNCH: json.dumps({"gpus": ["0"]})}
     run = yard.run(UNREACHABLE, "qwen27b/v6", host="pve-b", ago_s=9 * HOUR_S, num_steps=60_000, documents=launch)
     Writer(yard.store, run).tell(steps(0, 25_000, 50, begin_s=NOW_S - 8.9 * HOUR_S, step_s=1.2, seed=2, floor=1.7))
-    Writer(yard.store, run, name="supervisor").tell(gpu_events({0: 61.0}, ago_s=300, every_s=30))
+    until_silent = gpu_events({0: 61.0}, ago_s=1800, every_s=30)[:11]  # the last is 1500 s old
+    Writer(yard.store, run, name="supervisor").tell(until_silent)
     yard.state(run, State.RUNNING, evidence="last beat before the host went silent")
     with yard.at(NOW_S - 1500):
         yard.store.host_unreachable("pve-b", error="ssh: connect to host pve-b port 22: no route to host")
