@@ -21,6 +21,7 @@ class Desk:
     doubts: Doubts = field(default_factory=Doubts)
     monotonic: Callable[[], float] = time.monotonic  # for waiting: nobody sets it back
     first_seen_s: dict[str, float] = field(default_factory=dict)  # on that clock, by run or attempt
+    silent_since_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # by attempt: its job's events, and when
     stops_left: set[str] = field(default_factory=set)  # stops of a run's several hosts that this follower wrote
     wished_up_s: dict[str, float] = field(default_factory=dict)  # by stop: its host's uptime when it first lay there
     clock_offsets_s: dict[str, float] = field(default_factory=dict)  # by host, as last written

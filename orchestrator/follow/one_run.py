@@ -9,6 +9,7 @@ decided holds for the attempt that was looked at. No transaction is open while t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator import launch, launcher
@@ -18,6 +19,7 @@ from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import conclude_all, end_part, end_with_cause, rules_of, writers
 from orchestrator.follow.notices import clock_offset_s, note_clock, notice, on_this_clock
 from orchestrator.follow.secrets import LAUNCH_KILLED
+from orchestrator.follow.silence import reported_every_s, silent_s, step_seconds
 from orchestrator.follow.status import GONE_S, Known, Verdict, judge
 from orchestrator.follow.streams import AttemptPlace, Caught, catch_up
 from orchestrator.observe import Evidence, observe
@@ -28,7 +30,6 @@ from orchestrator.workplace import Workplace
 
 NEVER_STARTED_S = 3600.0  # a launch of which nobody can tell whether it lives has died by then, if it got nowhere
 LATE_S = 30.0  # after the grace: by then a supervisor that works has killed its job and written exit.json
-STEPS_FOR_MEDIAN = 50
 ALL_LOG_BYTES = 2**62
 MAX_LAST_LOOKS = 20
 
@@ -93,7 +94,7 @@ def look(desk: Desk, shell: StreamShell, run: RunRow) -> Looked:
     caught = _bring_in(desk, shell, run, seen)
     if caught.num_events:
         notice(desk, run, seen)
-    verdict = _judge(desk, run, seen)
+    verdict = _judge(desk, run, seen, shell)
     if verdict is None or not verdict.state.is_final:
         _apply(desk, run, verdict)
         return Looked(caught)
@@ -254,25 +255,32 @@ def _attempt(desk: Desk, run: RunRow) -> AttemptRow:
     return next(row for row in desk.reader.attempts(run.id) if row.number == run.attempt)
 
 
-def _judge(desk: Desk, run: RunRow, seen: Evidence) -> Verdict | None:
+def _judge(desk: Desk, run: RunRow, seen: Evidence, shell: StreamShell | None = None) -> Verdict | None:
+    """With the shell of its host a hang is seen also of a job that does not tell how long its steps take."""
     attempt, streams = _attempt(desk, run), desk.reader.streams(run.id)
     if run.more_hosts:
         attempt = nodes.own_part(attempt, writers(seen), streams, desk.reader.events(run.id, kinds=["final"]))
-    steps = desk.reader.metric_values(run.id, "step_s", attempt=run.attempt, rank=0, last=STEPS_FOR_MEDIAN)
+    here = on_this_clock(seen, clock_offset_s(desk, run.host))
+    num_job_events = sum(
+        row.last_seq for row in streams if row.attempt == run.attempt and not is_supervisor(row.writer)
+    )
+    quiet_s = silent_s(desk, run, attempt, num_job_events, here.host_time_s)
+    steps: Sequence[float] = step_seconds(desk, run, attempt)
+    if shell is not None and not steps and attempt.last_step is not None:
+        steps = reported_every_s(shell, f"{run_folder(run)}/attempts/{run.attempt}", seen, quiet_s)
     known = Known(
         run=desk.reader.run(run.id),
         attempt=attempt,
         stop_was_asked=_is_asked_to_stop(desk, run),
         is_lonely=bool(run.more_hosts) and nodes.is_lonely(desk.reader, run),
-        num_job_events=sum(
-            row.last_seq for row in streams if row.attempt == run.attempt and not is_supervisor(row.writer)
-        ),
-        step_seconds=[value.value for value in steps],
+        num_job_events=num_job_events,
+        step_seconds=steps,
+        silent_s=quiet_s,
         waited_s=_age_s(desk, f"{run.id} {run.attempt}", attempt.created_s),
         gone_s=_gone_s(desk, run, seen),
         launch_gone_s=_launch_gone_s(desk, run) if run.more_hosts and not seen.is_claimed else 0.0,
     )
-    return judge(on_this_clock(seen, clock_offset_s(desk, run.host)), known, rules_of(desk, run))
+    return judge(here, known, rules_of(desk, run))
 
 
 def _gone_s(desk: Desk, run: RunRow, seen: Evidence) -> float:
@@ -318,7 +326,7 @@ def _settle(desk: Desk, shell: StreamShell, run: RunRow, caught: Caught) -> Look
         seen = observe(shell, run_folder(run), attempt=run.attempt)
         more = _bring_in(desk, shell, run, seen, log_bytes=ALL_LOG_BYTES)
         caught += more
-        verdict = _judge(desk, run, seen)
+        verdict = _judge(desk, run, seen, shell)
         if verdict is None or not verdict.state.is_final:
             _apply(desk, run, verdict)
             return Looked(caught)

@@ -67,6 +67,7 @@ class Known:
     stop_was_asked: bool  # by a person
     num_job_events: int  # of the job itself, the supervisor's left out
     step_seconds: Sequence[float] = ()  # newest steps
+    silent_s: float = 0.0  # since the job's newest event
     waited_s: float = 0.0  # since the attempt was asked for, on this machine's clock
     gone_s: float = 0.0  # since its folder was last seen, where it is not there now
     launch_gone_s: float = 0.0  # since its launch was first seen to be dead
@@ -191,10 +192,11 @@ def _alive(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
         return Verdict(State.RUNNING, None, "the run's folder is gone from the host, its processes live")
     if not seen.supervisor_alive:
         return Verdict(State.RUNNING, None, "the job lives; its supervisor was killed, so no exit file will come")
-    quiet_s = seen.host_time_s - (known.attempt.last_job_event_s or known.attempt.last_event_s)
     limit_s = stall_limit_s(known.step_seconds, rules)
-    if limit_s is not None and quiet_s > limit_s:
-        text = f"no step for {_span(quiet_s)}; the median step takes {statistics.median(known.step_seconds):.3g} s"
+    if limit_s is not None and known.silent_s > limit_s:
+        text = (
+            f"no step for {_span(known.silent_s)}; the median step takes {statistics.median(known.step_seconds):.3g} s"
+        )
         return Verdict(State.RUNNING, Reason.STALLED, text)
     return Verdict(State.RUNNING, None, "supervisor and events are alive")
 

@@ -42,10 +42,15 @@ SETTINGS = """\
 | hosts | | `DRAFTYARD_HOSTS` | `hosts.yaml` beside `recipes/`, else `$XDG_CONFIG_HOME/draftyard/hosts.yaml` |
 | host of a verb | `--host HOST` | `DRAFTYARD_HOST` | `local` |
 | ssh | | | `~/.ssh/config` and what it includes, as `ssh` itself reads it |
+| alerts | | `DRAFTYARD_WEBHOOK` | none are sent |
 
 Between the environment and what is built in stand two files with the keys `db`, `hosts_file`, `host` and `keys` (of
 the screens, by name: `keys: {runs.sort: z}`): the project's `draftyard.yaml` (looked for up to the git root), then `$XDG_CONFIG_HOME/draftyard/config.yaml`.
 `draftyard config show --origin` prints what counts here and why.
+
+`DRAFTYARD_WEBHOOK` is an http(s) address that gets one JSON object (`text`, `run`, `kind`, `state`, `reason`, `host`, `step`, `at_s`)
+by POST for each ending, hang, loss that is no number, disk that fills up and fault of the follower. The follower reads it from the environment of the
+verb that starts it; one that runs already keeps what it was started with. It is stored nowhere and in no message.
 """
 
 COMPLETION = """\

@@ -1,7 +1,10 @@
 """Alerts to a real HTTP receiver: none lost, none about ordinary life, no address in any text."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.follow.alerts import Alerts, AlertThread, NotTaken, webhook
+from orchestrator.follow.alerts import CURSOR, Alerts, AlertThread, NotTaken, webhook
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.nodes import views_on
 from orchestrator.follow.notices import notice
@@ -80,6 +83,22 @@ def test_an_ending_is_told_and_ordinary_life_is_not(store: Store, receiver: Rece
         ("failed", "gpu_oom"),
     ]
     assert receiver.bodies[1]["text"].endswith("running -> failed (gpu_oom): CUDA out of memory")
+
+
+@pytest.mark.slow  # a process of its own
+def test_the_follower_posts_to_the_address_in_its_environment(store: Store, receiver: Receiver, tmp_path: Path) -> None:
+    store.move_cursor(CURSOR, 0)
+    started(store)
+    store.set_state(RUN, State.FAILED, reason="gpu_oom", evidence="CUDA out of memory")
+    command = [sys.executable, "-m", "orchestrator.follow.follower", "--db", str(store.path), "--idle", "0.1"]
+    environment = {**os.environ, "DRAFTYARD_WEBHOOK": receiver.url}
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert [(body["run"], body["reason"]) for body in receiver.bodies] == [(RUN, "gpu_oom")]
+    assert "secret-token" not in done.stdout + done.stderr
+    assert not any(b"secret-token" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_an_alert_names_those_of_several_hosts_that_are_silent_else_all(store: Store, receiver: Receiver) -> None:

@@ -320,8 +320,7 @@ def test_a_part_that_is_left_alone_before_it_was_started_is_stopped() -> None:
 
 def test_a_hang_is_said_beside_the_running_state_and_taken_back() -> None:
     def at(quiet_s: float, steps: list[float]) -> tuple[State, str | None] | None:
-        attempt = replace(ATTEMPT, last_event_s=HOST_NOW_S, last_job_event_s=HOST_NOW_S - quiet_s)
-        return judged(seen(**ALIVE), attempt=attempt, step_seconds=steps)
+        return judged(seen(**ALIVE), attempt=ATTEMPT, silent_s=quiet_s, step_seconds=steps)
 
     assert at(119.0, [0.5] * 5) == (State.RUNNING, None)
     assert at(121.0, [0.5] * 5) == (State.RUNNING, "stalled")
