@@ -152,9 +152,9 @@ def _run(arguments: list[str]) -> int:
         _forget_stdout()
         return 141
     except OSError as error:
-        if _is_verbose(arguments):
-            raise
-        return _refused_by_system(error, arguments)
+        return _broken(error, arguments) if _is_verbose(arguments) else _refused_by_system(error, arguments)
+    except Exception as error:  # noqa: BLE001  (a fault of our own: whatever it is, it may hold a secret)
+        return _broken(error, arguments)
 
 
 def _answer(arguments: list[str]) -> int:
@@ -192,6 +192,22 @@ def _refused_by_system(error: OSError, arguments: Sequence[str]) -> int:
         _forget_stdout()
     with contextlib.suppress(OSError):  # stdout may be lost all the same; the exit code still tells
         _fail(message, arguments, code=1, facts={"reason": DraftyardError.reason})
+    return 1
+
+
+def _broken(error: Exception, arguments: Sequence[str]) -> int:
+    """What nobody foresaw, in one last line to report; -v shows the way there before it. No secret is in either."""
+    hide = loaded("orchestrator.redact").redact
+    way = loaded("traceback").extract_tb(error.__traceback__)
+    if _is_verbose(arguments):
+        with contextlib.suppress(OSError):
+            click.echo(shown(hide("".join(loaded("traceback").format_exception(error)))), err=True, nl=False)
+    ours = [frame for frame in way if Path(frame.filename).is_relative_to(Path(__file__).parent)] or way
+    where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"
+    said = (str(error).splitlines() or ["no message"])[0]
+    told = hide(f"draftyard broke at {where}: {type(error).__name__}: {said}; please report it")
+    with contextlib.suppress(OSError):  # the exit code still tells
+        _fail(told, arguments, code=1, facts={"reason": DraftyardError.reason})
     return 1
 
 

@@ -82,6 +82,7 @@ WORDS = {"errors", "gate", "given", "lazy", "nearest", "units", "recipe.layers",
 READS = {
     "errors",
     "lazy",
+    "redact",
     "store.acceptance",
     "store.filter",
     "store.logs",
@@ -180,6 +181,25 @@ def test_a_screen_looks_at_no_file_and_no_socket_itself(path: Path) -> None:
 
     assert not called.keys() & LOOKS_AT_FILES, relative(path)
     assert not {module.split(".")[0] for _, module in imports_of(path)} & {"sqlite3", "socket"}, relative(path)
+
+
+# What runs or unpacks what it reads. Allowed is the one `exec` of orchestrator/workplace.py: text of our own that is sent
+# to a host and run there, so no call that this side makes.
+RUNS_WHAT_IT_READS = {"dill", "marshal", "pickle", "shelve", "tarfile", "zipfile"}
+RUNNERS = {"eval", "exec", "unpack_archive"}
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if relative(p).startswith(("orchestrator/", "tui/"))], ids=relative
+)
+def test_nothing_that_was_read_is_unpickled_unpacked_or_run(path: Path) -> None:
+    for line, module in [*imports_of(path), *loaded_by(path)]:
+        assert module.split(".")[0] not in RUNS_WHAT_IT_READS, f"{relative(path)}:{line} loads {module}"
+    for node in nodes_of(path):
+        # `exec` as a method is SQLModel's: a statement, with its values bound.
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        is_method_of_sql = isinstance(node, ast.Attribute) and name == "exec" and not is_named(node.value, "builtins")
+        assert name not in RUNNERS or is_method_of_sql, f"{relative(path)}:{getattr(node, 'lineno', 0)} calls {name}"
 
 
 # What a room of the local side may load beside itself and the words of the house; the arrows of the drawing.

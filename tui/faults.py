@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator.actions.log_text import inert
 from orchestrator.errors import StoreError
+from orchestrator.redact import redact
 
 
 def trouble(error: Exception, lasting_s: float) -> str:
@@ -17,8 +18,8 @@ def trouble(error: Exception, lasting_s: float) -> str:
 
 
 def crash_line(error: BaseException) -> str:
-    """What broke and where in our own files, for a report; no value of any variable."""
+    """What broke and where in our own files, for a report; no value of any variable, and no secret in the message."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent.name == "tui"]
     where = f" at tui/{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    told = inert(str(error).splitlines()[0] if str(error) else "no message")
+    told = redact(inert(str(error).splitlines()[0] if str(error) else "no message"))
     return f"draftyard watch: the screen broke{where}: {type(error).__name__}: {told}; please report it"

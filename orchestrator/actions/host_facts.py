@@ -71,7 +71,7 @@ def lacks(facts: Mapping[str, Any], spec: Spec | None, *, python: str) -> list[L
             Lack(
                 "Python",
                 f"is {version}; at least 3.10 is needed",
-                "install python3.10 or newer and name it as `python:` in hosts.yaml",
+                newer_python(python) + ", and name it as python: in hosts.yaml",
             )
         ]
     if spec is not None and not isinstance(spec, DFlashSpec):
@@ -103,9 +103,8 @@ def _old_driver(facts: Mapping[str, Any]) -> list[Lack]:
     if not facts.get("gpus") or oldest is None or facts.get("cuda_available") is True:
         return []
     seen = f"of torch is {cuda}, which wants a driver of {oldest} or newer; the driver is {driver}"
-    return [
-        Lack("CUDA", seen, f"update the driver to {oldest} or newer, or install a build of torch for an older CUDA")
-    ]
+    repair = f"nvidia-smi  # then update the driver to {oldest} or newer, or install a build of torch for an older CUDA"
+    return [Lack("CUDA", seen, repair)]
 
 
 def require(facts: Mapping[str, Any], spec: Spec, *, host: str, python: str) -> None:
@@ -298,6 +297,12 @@ def install_command(python: str, *names: str) -> str:
     commands = [shlex.join([python, "-m", "pip", "install", *plain])] if plain else []
     commands += [shlex.join([python, "-m", "pip", "install", "--no-deps", *alone])] if alone else []
     return " && ".join(commands)
+
+
+def newer_python(python: str) -> str:
+    """The command that brings one without root and beside the system's, whatever that is, and where it then lies."""
+    pythons_own = shlex.quote(python)
+    return f"{pythons_own} -m pip install uv && {pythons_own} -m uv python install 3.12  # into ~/.local/bin"
 
 
 def _package(facts: Mapping[str, Any], name: str) -> str | None:

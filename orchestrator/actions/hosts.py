@@ -15,8 +15,10 @@ from orchestrator.actions.host_facts import (
     TARGET_PACKAGES,
     TRAINER_PACKAGES,
     MissingDependency,
+    install_command,
     lacks,
     lacks_for_targets,
+    newer_python,
     repair_of,
     unlisted,
 )
@@ -26,6 +28,7 @@ from orchestrator.actions.site import open_site
 from orchestrator.errors import DraftyardError, HostError, StoreError
 from orchestrator.host import Hop, Host, Hosts
 from orchestrator.line import Line, measure
+from orchestrator.redact import redact
 from orchestrator.shell.hops import ROWS
 from orchestrator.store.rows import HostRow
 from orchestrator.store.writes import Store
@@ -47,7 +50,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing a doctor looks at. `repair` is a command where something is wrong."""
+    """One thing a doctor looks at. `repair` begins with a command where something is wrong; words follow after `#`."""
 
     name: str
     is_good: bool
@@ -81,7 +84,7 @@ def examine(places: Places, name: str) -> list[Finding]:
             line = line_findings(measure(site.shell))
             return [*reached, *line, *findings_of(facts, python=site.place.python)]
     except MissingDependency as error:
-        return [Finding("Python", False, *_halves(error))]
+        return [Finding("Python", False, str(error).splitlines()[0], _NO_PYTHON)]
     except HostError as error:
         return [Finding("reach", False, *_way_back(host, error))]
 
@@ -105,6 +108,7 @@ def line_findings(line: Line) -> list[Finding]:
     return found if line.clock_offset_s is None else [*found, _clock_finding(line.clock_offset_s)]
 
 
+_NO_PYTHON = "apt-get install python3 python3-venv  # or name another as python: in hosts.yaml"
 _ODD_ANSWER = "type -a date sh head"  # there: what these words run
 
 
@@ -112,7 +116,7 @@ def examine_here(places: Places) -> list[Finding]:
     """This machine as the side that orchestrates."""
     version = ".".join(map(str, sys.version_info[:3]))
     found = [
-        Finding("Python", sys.version_info >= (3, 11), f"{version} ({sys.executable})", "install Python 3.11 or newer")
+        Finding("Python", sys.version_info >= (3, 11), f"{version} ({sys.executable})", newer_python(sys.executable))
     ]
     for tool, use, package in (
         ("git", "says what is shipped", "git"),
@@ -131,20 +135,14 @@ def examine_here(places: Places) -> list[Finding]:
 
 def findings_of(facts: Mapping[str, Any], *, python: str) -> list[Finding]:
     """What a probe's facts say of a host, faults with their repairs."""
-    return [*_python(facts, python), *_gpus(facts), *_room(facts), *_session(facts), *_clock(facts)]
+    return [*_python(facts, python), *_gpus(facts, python), *_room(facts), *_session(facts), *_clock(facts)]
 
 
 def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
     version = (facts.get("python") or {}).get("version")
     missing = lacks(facts, None, python=python)
-    found = [
-        Finding(
-            "Python",
-            not any(lack.name == "Python" for lack in missing),
-            f"{version} ({python})",
-            "install python3.10 or newer",
-        )
-    ]
+    too_old = "".join(lack.repair for lack in missing if lack.name == "Python")
+    found = [Finding("Python", not too_old, f"{version} ({python})", too_old)]
     packages = (facts.get("python") or {}).get("packages") or {}
     there = ", ".join(
         f"{name} {packages[name]}" for name in (*TRAINER_PACKAGES, *TARGET_PACKAGES) if packages.get(name)
@@ -160,7 +158,7 @@ def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
     return found
 
 
-def _gpus(facts: Mapping[str, Any]) -> list[Finding]:
+def _gpus(facts: Mapping[str, Any], python: str) -> list[Finding]:
     """The driver, its device nodes, and each card with what is free on it; holders are told, and are no fault."""
     found = []
     if facts.get("gpu_error"):
@@ -178,15 +176,27 @@ def _gpus(facts: Mapping[str, Any]) -> list[Finding]:
             found.append(Finding(f"/dev/{name}", False, told, f"rm /dev/{name} && nvidia-modprobe -u -c=0"))
     for gpu in facts.get("gpus") or []:
         used, total = gpu.get("used_bytes") or 0, gpu.get("total_bytes") or 0
-        told = f"{gpu.get('name')}, {(total - used) / 2**30:.2f} of {total / 2**30:.2f} GiB free"
-        holders = [f"pid {process.get('pid')} ({process.get('user') or '?'})" for process in gpu.get("processes") or []]
+        told = f"{gpu.get('name')} ({gpu.get('uuid') or 'no UUID'}), "
+        told += f"{(total - used) / 2**30:.2f} of {total / 2**30:.2f} GiB free"
+        holders = [_holder(process) for process in gpu.get("processes") or []]
         held = f"; held by {', '.join(holders)}" if holders else "".join(f"; {line}" for line in unlisted(gpu, facts))
         found.append(Finding(f"GPU {gpu['index']}", True, told + held))
     has_torch = bool(((facts.get("python") or {}).get("packages") or {}).get("torch"))
     if facts.get("gpus") and has_torch and facts.get("torch_cuda") is None:
-        repair = "install a build of torch for CUDA in place of the one for processors"
+        repair = (
+            install_command(python, "--force-reinstall", "torch>=2.11") + "  # a build for CUDA, not one for processors"
+        )
         found.append(Finding("torch", False, "is built without CUDA, and there are GPUs", repair))
     return found or [Finding("GPU", True, "none; jobs run on the processor")]
+
+
+def _holder(process: Mapping[str, Any]) -> str:
+    """Who holds memory of a card; of one outside this container, the driver tells no more than its number and its GiB."""
+    used, pid = process.get("used_bytes"), process.get("pid")
+    size = "? GiB" if used is None else f"{used / 2**30:.2f} GiB"
+    who = [] if process.get("is_outside") else [str(process.get("user") or "?")]
+    command = "outside this container" if process.get("is_outside") else redact(str(process.get("command") or "?"))
+    return f"pid {'?' if pid is None else pid} ({', '.join([*who, size, command])})"
 
 
 def _session(facts: Mapping[str, Any]) -> list[Finding]:
@@ -205,6 +215,7 @@ def _session(facts: Mapping[str, Any]) -> list[Finding]:
 
 def _room(facts: Mapping[str, Any]) -> list[Finding]:
     found = []
+    folder = shlex.quote(str((facts.get("disk") or {}).get("path")))
     disk, shm = facts.get("disk") or {}, facts.get("shm_free_bytes")
     if disk.get("free_bytes") is not None:
         free = int(disk["free_bytes"])
@@ -214,18 +225,19 @@ def _room(facts: Mapping[str, Any]) -> list[Finding]:
                 "disk",
                 free >= FREE_DISK_BYTES,
                 told,
-                f"make room, or set work_dir: to a disk with {FREE_DISK_BYTES / 2**30:.0f} GiB free",
+                f"du -xhd 2 {folder} | sort -h | tail  # remove what is large and not needed, or set work_dir: to a disk "
+                f"with {FREE_DISK_BYTES / 2**30:.0f} GiB free",
             )
         )
     if disk.get("free_inodes") is not None and disk.get("total_inodes"):  # some file systems count none
         told = f"{disk['free_inodes']:,} of {disk['total_inodes']:,} free at {disk.get('path')}"
-        repair = "remove what is many small files (df -i says where), or set work_dir: to another disk"
+        repair = f"du --inodes -xd 2 {folder} | sort -n | tail  # remove what is many small files, or set work_dir: "
+        repair += "to another disk"
         found.append(Finding("inodes", int(disk["free_inodes"]) >= FREE_INODES, told, repair))
     if disk.get("is_writable") is False:
         told = f"user {facts.get('user')} may write nothing into {disk.get('path')}"
-        found.append(
-            Finding("work folder", False, told, "set work_dir: in hosts.yaml, or XDG_DATA_HOME there, to another")
-        )
+        repair = f"ls -ld {folder}  # set work_dir: in hosts.yaml, or XDG_DATA_HOME there, to a folder of this user"
+        found.append(Finding("work folder", False, told, repair))
     if shm is not None:
         told = f"{format_size(int(shm))} free in /dev/shm"
         found.append(Finding("shared memory", int(shm) >= FREE_SHM_BYTES, told, "mount -o remount,size=8G /dev/shm"))

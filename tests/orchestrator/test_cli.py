@@ -467,3 +467,26 @@ def test_the_reference_page_is_what_the_verbs_say_now() -> None:
     written = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
     assert written == reference.page(), "run: python -m orchestrator.verbs.reference docs/reference.md"
+
+
+def _break(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("by zero with hf_canary1234567890\nand more")
+
+
+@pytest.mark.parametrize("words", [(), ("-v",), ("--json",)])
+def test_a_fault_of_our_own_ends_in_one_line_without_secrets(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("orchestrator.actions.hosts.known", _break)
+
+    code = _run("hosts", *words)
+    out, err = capsys.readouterr()
+
+    assert code == 1
+    told = json.loads(out)["error"]["message"] if "--json" in words else err.splitlines()[-1]
+    assert "draftyard broke at hosts.py:" in told
+    assert "ZeroDivisionError: by zero with " in told
+    assert told.endswith("; please report it")
+    assert "hf_canary" not in out + err
+    assert ("Traceback" in err) == ("-v" in words)
+    assert "-v" in words or len(err.splitlines()) == ("--json" not in words)

@@ -201,6 +201,15 @@ def test_a_home_that_is_not_there_is_named_and_not_taken_for_a_missing_python(
     assert "->  set HOME to a folder that is there" in yard.out
 
 
+def test_a_host_without_python_is_told_with_the_command_that_installs_it(yard: Yard) -> None:
+    (yard.root / "hosts.yaml").write_text("hosts: {local: {python: /nowhere/python3}}\n", encoding="utf-8")
+
+    (found,) = yard.json("doctor", "local", code=1)["findings"]
+
+    assert (found["name"], found["told"]) == ("Python", "local: no /nowhere/python3 there")
+    assert found["repair"].startswith("apt-get install python3")
+
+
 def test_a_database_that_takes_nothing_ends_no_examination(yard: Yard) -> None:
     (yard.root / "in the way").touch()
 

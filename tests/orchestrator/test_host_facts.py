@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ def _spec(num_gpus: int = 1) -> DFlashSpec:
     return dataclasses.replace(spec, life=LifeSpec(num_gpus=num_gpus))
 
 
+COMMANDS = {"du", "loginctl", "ls", "mount", "nvidia-modprobe", "nvidia-smi", "python3", "rm", "timedatectl"}
 HOLDER = {"pid": 4242, "user": "ada", "used_bytes": 40 * 2**30, "command": "python train.py", "age_s": 60.0}
 
 
@@ -227,7 +229,8 @@ def test_only_versions_that_matter_are_kept_with_a_run() -> None:
     [
         ({"nvidia_nodes": {"nvidia-uvm": {"is_there": False}}}, "/dev/nvidia-uvm", "nvidia-modprobe -u -c=0"),
         ({"gpu_error": "Unable to determine the device handle"}, "driver", "nvidia-smi"),
-        ({"torch_cuda": None}, "torch", "build of torch for CUDA"),
+        ({"torch_cuda": None}, "torch", "python3 -m pip install --force-reinstall 'torch>=2.11'"),
+        ({"python": {"version": "3.8.10"}}, "Python", "python3 -m uv python install"),
         (
             {"disk": {"path": "/ro", "is_writable": False}},
             "work folder",
@@ -235,8 +238,8 @@ def test_only_versions_that_matter_are_kept_with_a_run() -> None:
         ),
         ({"driver": "550.1", "cuda_available": False}, "CUDA", "update the driver to 580"),
         ({"shm_free_bytes": 64 * 2**20}, "shared memory", "mount -o remount"),
-        ({"disk": {"path": "/", "free_bytes": 2**30}}, "disk", "make room"),
-        ({"disk": {"path": "/", "free_inodes": 12, "total_inodes": 6_553_600}}, "inodes", "df -i"),
+        ({"disk": {"path": "/", "free_bytes": 2**30}}, "disk", "du -xhd 2 / | sort -h | tail"),
+        ({"disk": {"path": "/", "free_inodes": 12, "total_inodes": 6_553_600}}, "inodes", "du --inodes -xd 2 /"),
         (
             {"session": {"kill_user_processes": True, "linger": False}, "user": "ada"},
             "logind",
@@ -251,6 +254,10 @@ def test_each_fault_of_a_host_ends_in_its_repair(changes: dict[str, Any], name: 
 
     assert not found[name].is_good
     assert repair in found[name].repair
+    failing = {item.name: item.repair for item in found.values() if not item.is_good}
+    assert {name: told for name, told in failing.items() if told.split()[0] not in COMMANDS} == {}
+    for told in failing.values():
+        subprocess.run(["sh", "-nc", told], check=True)  # words stand behind a `#`: the line may be pasted whole
 
 
 def test_doctor_shows_inodes_path_and_lang_as_a_command_there_sees_them() -> None:
@@ -273,4 +280,18 @@ def test_a_healthy_host_has_no_fault_and_holders_are_told() -> None:
     found = findings_of(_facts(_gpu(0, holders=(HOLDER,))), python="python3")
 
     assert all(item.is_good for item in found)
-    assert any("held by pid 4242 (ada)" in item.told for item in found)
+    (card,) = (item.told for item in found if item.name == "GPU 0")
+    assert card.startswith("RTX PRO 6000 (GPU-00000000-aaaa), 95.00 of 95.00 GiB free; ")
+    assert card.endswith("held by pid 4242 (ada, 40.00 GiB, python train.py)")
+
+
+def test_a_holder_outside_this_container_is_told_as_one_and_a_secret_of_a_command_is_not() -> None:
+    outside = {"pid": 77, "user": None, "used_bytes": 2**30, "command": "outside this container", "is_outside": True}
+    unnumbered = {**outside, "pid": None, "used_bytes": None}
+    careless = {**HOLDER, "command": "python train.py --token hf_Canary1234567890"}
+
+    found = findings_of(_facts(_gpu(0, holders=(outside, unnumbered, careless))), python="python3")
+
+    (card,) = (item.told for item in found if item.name == "GPU 0")
+    assert "pid 77 (1.00 GiB, outside this container), pid ? (? GiB, outside this container), pid 4242" in card
+    assert "hf_Canary" not in card
