@@ -10,8 +10,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-com
 # What cannot be compiled is told by status 1 as a full disk is, so the room left is asked for by itself.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || dd if=/dev/zero of=$(VENV)/.room bs=1M count=16 status=none; \
   full=$$?; rm -f $(VENV)/.room; [ $$full = 0 ]
-# One more than cores: what a test waits for (a silent host, a grace, a frozen server) costs no processor.
-JOBS ?= 3
+# Twice the cores: what a test waits for (a silent host, a grace, a frozen server) costs no processor.
+JOBS ?= 4
 
 export HF_HUB_OFFLINE := 1
 export PYTHONUNBUFFERED := 1

@@ -4,7 +4,10 @@
 """
 
 import os
+from itertools import groupby
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,3 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("house", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Rooms take turns, file by file: tests of hosts mostly wait, those of the trainer compute, so both go on side by side."""
+    rooms: dict[Path, list[list[pytest.Item]]] = {}
+    for path, tests in groupby(items, key=lambda item: item.path):
+        rooms.setdefault(path.parent, []).append(list(tests))
+    turns = [(at / len(files), room, file) for room, files in rooms.items() for at, file in enumerate(files)]
+    items[:] = [item for *_, file in sorted(turns, key=lambda turn: turn[:2]) for item in file]

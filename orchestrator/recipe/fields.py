@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import threading
 import types
 import typing
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from orchestrator import nearest as spelling
 from orchestrator.recipe import strict_yaml
 from remote import spec as spec_module
 from remote.ranges import range_of
+
+_DECLARING = (
+    threading.Lock()
+)  # CPython 3.11 counts the depth of all threads' syntax trees in one number, and breaks on it
 
 # Filled in by the loader from the recipe's name and the branch asked for, never written in a file.
 FILLED_IN = ("recipe", "branch")
@@ -133,9 +138,14 @@ def nearest_field(kind: type, path: strict_yaml.Path) -> str:
     return f"did you mean {homes[0]!r}?" if homes else told
 
 
-@cache
 def declarations() -> dict[tuple[str, str], Declared]:
     """(dataclass name, field name) -> its line in the schema's source and its meaning; a section means what its class says."""
+    with _DECLARING:
+        return _declarations()
+
+
+@cache
+def _declarations() -> dict[tuple[str, str], Declared]:
     found = {}
     for node in ast.parse(Path(spec_module.__file__).read_text(encoding="utf-8")).body:
         parts = node.body if isinstance(node, ast.ClassDef) else []

@@ -75,7 +75,7 @@ def test_a_comparison_begins_with_what_the_drafters_are_worth(store: Store, yard
     shown = re.sub(r" +", " ", yard.out)
 
     assert "decoded by best later\nchain 1.63 1.52\ntree of 16 3.50 -" in shown
-    assert shown.index("decoded by") < shown.index("Final values")
+    assert shown.index("decoded by") < shown.index("mean of the last 100")
     assert yard.json("compare", "best", "later")["decoded"][1]["chain"]["mean"] == 1.52
 
 

@@ -121,7 +121,7 @@ def exit_of(folder: Path) -> dict[str, object]:
             DraftyardError("the supervisor did not come up\nit said nothing"),
             State.FAILED,
             None,
-            "did not come up it said",
+            "did not come up\nit said",
         ),
         (HostError("no route to it"), State.FAILED, "unreachable", "no route to it"),
         (KeyboardInterrupt(), State.STOPPED, "user", "interrupted"),

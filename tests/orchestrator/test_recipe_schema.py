@@ -1,12 +1,15 @@
 """The JSON Schema that editors complete and check recipes with."""
 
+import gc
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.recipe import BUNDLED, strict_yaml
+from orchestrator.recipe import BUNDLED, fields, strict_yaml
 from orchestrator.recipe.fields import hints, meaning_at, names_at
 from orchestrator.recipe.schema import json_schema, schema_text
 from remote.spec import LOSS_TERMS, DFlashSpec, ScriptSpec
@@ -146,3 +149,30 @@ def test_the_schema_file_beside_the_recipes_is_the_derived_one_and_every_recipe_
     assert text == schema_text(), "python -m orchestrator.recipe.schema > recipes/recipe.schema.json"
     for path in BUNDLED.glob("*.yaml"):
         assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+
+
+def test_threads_that_ask_for_the_first_meaning_at_once_all_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screens ask from two: a collection in the midst of a syntax tree lets another thread begin its own."""
+    fields._declarations.cache_clear()
+    begin, told = threading.Barrier(4), []
+    monkeypatch.setattr(gc, "callbacks", [*gc.callbacks, lambda *_: time.sleep(0.0001)])
+    threshold = gc.get_threshold()
+
+    def ask(depth: int) -> None:
+        if depth:
+            ask(depth - 1)
+        else:
+            begin.wait()
+            told.append(fields.declarations())
+
+    threads = [threading.Thread(target=ask, args=(5 * number,)) for number in range(4)]
+    gc.set_threshold(20)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    finally:
+        gc.set_threshold(*threshold)
+
+    assert len(told) == 4

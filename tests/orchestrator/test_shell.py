@@ -249,7 +249,8 @@ def test_a_refused_key_is_named_with_the_command_to_try(server: Server) -> None:
 
     assert refused.value.reason == "auth"
     assert f"refused: {server.key}" in str(refused.value)
-    assert "ssh -o BatchMode=yes box true" in str(refused.value)
+    spelled = f"-p {server.port} -i {server.key} root@127.0.0.1 true"
+    assert f"ssh -o BatchMode=yes {spelled}" in str(refused.value)
 
 
 def test_a_key_file_cut_off_when_pasted_is_named(server: Server) -> None:
