@@ -118,12 +118,16 @@ def project(place: Path, environment: Mapping[str, str]) -> Path:
 def test_the_bundled_trainer_goes_the_same_way_over_ssh(
     place: Path, project: Path, environment: Mapping[str, str]
 ) -> None:
-    """A real OpenSSH server, its key known beforehand; the host's work folder has the target of the demo already."""
+    """A real OpenSSH server, its key known beforehand; the host's work folder has the target of the demo already.
+
+    Runs of its own database: the demo's follower may still be there, and knows the hosts of where it was started.
+    """
+    environment = {**environment, "DRAFTYARD_DB": str(place / "ssh.db")}
     with sshd.running(place / "sshd", alias="box") as server:
         (project / "hosts.yaml").write_text(
             server.hosts_yaml(python=sys.executable, work_dir=str(place / "data" / "draftyard"))
         )
-        for words in (["deploy"], ["smoke", "fwd_bwd"], ["launch", "--follow"]):
+        for words in (["deploy"], ["smoke"], ["launch", "--follow"]):
             said([*DRAFTYARD, words[0], "smollm2", "--host", "box", *words[1:]], environment, project)
         page = json.loads(said([*DRAFTYARD, "show", "@last", "--json"], environment, project))
         steps = json.loads(said([*DRAFTYARD, "metrics", "@last", "loss", "--json"], environment, project))

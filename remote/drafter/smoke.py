@@ -46,9 +46,10 @@ CHECKPOINT_STEPS = 2
 SMALL_ROW_TOKENS, SMALL_ANCHORS = 512, 16  # of the checkpoint rung, and its drafter's layers and width:
 SMALL_LAYERS, SMALL_CAPTURED, SMALL_INNER = 2, 1, 1024  # 2 GiB on disk where the 27B drafter's would be 23
 SCHEDULE_STEPS = 10_000  # a rung's few steps stand at the beginning of the schedule, however short the training is
-# Relative, of the loss now and after a step: a card may add gradients up in another order, and AdamW's first steps turn the
-# sign of a gradient that is nearly zero into a whole step (7e-5 was seen on an H200).
-CUDA_TOLERANCES = (1e-5, 1e-3)
+# Relative, of the loss now and after a step: sums may go in another order, on a card and on a processor whose library looks
+# at where operands lie in memory (9e-7 was seen), and AdamW's first steps turn the sign of a gradient that is nearly zero
+# into a whole step (7e-5 was seen on an H200). That the state is the same is held bit for bit.
+TOLERANCES = (1e-5, 1e-3)
 
 
 class RungFailed(RuntimeError):
@@ -144,8 +145,8 @@ def checkpoint_save(job: Job, bench: Workbench) -> Values:
 
 
 def checkpoint_load(job: Job, bench: Workbench) -> Values:
-    """Second half, in a new process: what the optimizer keeps is the same bit for bit, and so is the loss, and the loss after
-    one more step but for the order in which a card adds up."""
+    """Second half, in a new process: what the optimizer keeps is the same bit for bit, and the loss, and the loss after one
+    more step, but for the order of sums: a card's, and a processor's where operands lie otherwise in memory."""
     micro_batches = _micro_batches(bench, synthetic.worst_layout(bench.spec))
     kept = read_json(_saved(job).with_suffix(".json"))
     if kept is None:
@@ -162,12 +163,12 @@ def checkpoint_load(job: Job, bench: Workbench) -> Values:
         raise RungFailed(
             f"of the optimizer's {len(kept['bits'])} tensors {len(wrong)} came back otherwise, {wrong[0]} among them"
         )
-    found, on_card = _next_losses(bench, micro_batches), bench.device.type == "cuda"
-    for expected, again, tolerance in zip(
-        kept["losses"], found, CUDA_TOLERANCES if on_card else (0.0, 0.0), strict=True
-    ):
+    found = _next_losses(bench, micro_batches)
+    for expected, again, tolerance in zip(kept["losses"], found, TOLERANCES, strict=True):
         if not math.isclose(expected, again, rel_tol=tolerance):
-            raise RungFailed(f"losses before the save {kept['losses']}, after the load {found}; they must be equal")
+            raise RungFailed(
+                f"losses before the save {kept['losses']}, after the load {found}; they must be equal but for rounding"
+            )
     return {"loss": found[0], "loss_after_step": found[1], "load_s": load_s}
 
 
