@@ -178,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
         for case in (case for case in step.CASES if case.name in options.case):
             plain, found = measured(case, device)
             for line in (plain, *lines(case.name, found)):
-                _say(line, file)
+                say(line, file)
             step.empty(device)
     return 0
 
@@ -226,7 +226,7 @@ def _round(number: float) -> float:
     return round(number, 3)
 
 
-def _say(line: dict[str, Any], file: TextIO) -> None:
+def say(line: dict[str, Any], file: TextIO) -> None:
     text = json.dumps(line)
     print(text, flush=True)
     file.write(text + "\n")

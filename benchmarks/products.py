@@ -11,7 +11,6 @@ consider and times each; torch takes the first. What a whole step does is `bench
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -21,12 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import cublaslt
+from benchmarks.account import say
 from benchmarks.step_parts import clock
 from remote.drafter.kernels import cross_entropy
 from remote.drafter.kernels.launch import RowTile
@@ -232,8 +232,8 @@ def main(arguments: Sequence[str]) -> int:
     with Path(options.out or os.devnull).open("a", encoding="utf-8") as file:
         for part in options.what:
             for line in parts[part]():
-                _say(line, file)
-            _say({"kind": "took", "part": part, "s": round(time.monotonic() - began_s, 1), **_state()}, file)
+                say(line, file)
+            say({"kind": "took", "part": part, "s": round(time.monotonic() - began_s, 1), **_state()}, file)
     return 0
 
 
@@ -253,12 +253,6 @@ def _state() -> dict[str, str]:
     except OSError:
         return {}
     return {"card": said.stdout.strip()}
-
-
-def _say(line: dict[str, Any], file: TextIO) -> None:
-    text = json.dumps(line)
-    print(text, flush=True)
-    file.write(text + "\n")
 
 
 if __name__ == "__main__":

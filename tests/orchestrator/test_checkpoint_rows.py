@@ -69,8 +69,12 @@ def test_a_removal_without_a_path_is_a_bad_line(store: Store) -> None:
 
 def test_a_path_from_the_root_that_an_older_reporter_told_is_relative_where_it_is_below_the_run(store: Store) -> None:
     """Else resume, pull and show would look for it below the run's folder a second time."""
-    store.describe_run(RUN, workdir="/work", tree_hash="0" * 64, fingerprint="f")
-    paths = [f"/work/runs/{RUN}/checkpoints/step-20.bin", f"/work/runs/{RUN}x/step-30.bin", "/elsewhere/step-40.bin"]
+    store.describe_run(RUN, workdir="/srv/yard", tree_hash="0" * 64, fingerprint="f")
+    paths = [
+        f"/srv/yard/runs/{RUN}/checkpoints/step-20.bin",
+        f"/srv/yard/runs/{RUN}x/step-30.bin",
+        "/elsewhere/step-40.bin",
+    ]
     saved = [
         event(seq, "checkpoint", step=seq, path=path, size_bytes=7, is_best=False) for seq, path in enumerate(paths, 1)
     ]
