@@ -40,6 +40,7 @@ class Conversation:
         self._ends_input = True
         self.source_error: OSError | DraftyardError | None = None
         self._enough: Deadline | None = None
+        self._reading, self._is_left = threading.Lock(), False  # of the source, which its owner closes when we return
         self.last_move = time.monotonic()
         self._channel = _opened(link, deadline)
         # paramiko waits for the server's "yes" to each request. We need not: a "no" closes the channel, which is seen
@@ -81,6 +82,8 @@ class Conversation:
     def __exit__(self, *_: object) -> None:
         self._link.count_talk(-1)
         _let_go(self._channel)
+        with self._reading:
+            self._is_left = True
 
     def feed(self, prefix: bytes, source: Source) -> None:
         """Sends stdin and its end, from a thread: output is read meanwhile, and sshd takes not one byte before it has started
@@ -179,7 +182,10 @@ class Conversation:
 
     def _piece(self, source: Source) -> bytes:
         try:
-            return source.stream.read(PIECE_BYTES)
+            with self._reading:
+                if self._is_left:
+                    raise EOFError
+                return source.stream.read(PIECE_BYTES)
         except (OSError, DraftyardError) as error:
             self.source_error = error
             _let_go(self._channel)

@@ -636,6 +636,28 @@ def test_what_is_sent_and_cannot_be_read_any_more_is_no_fault_of_the_link(server
         assert shell.run(["echo", "x"]).stdout == b"x\n"
 
 
+def test_nothing_reads_what_was_to_be_sent_once_the_command_has_returned(server: Server) -> None:
+    class Slow(io.RawIOBase):
+        """Read by a caller that takes it back, as `put` closes its file."""
+
+        has_returned = False
+        late = 0
+
+        def read(self, _size: int = -1) -> bytes:
+            time.sleep(0.2)
+            self.late += self.has_returned
+            return b"x" * 1000
+
+    source = Slow()
+    with reached(host_of(server)) as shell:
+        shell.stream(["true"], source=Source(source, 10**6), sink=lambda _: None, timeout_s=60)  # type: ignore[arg-type]
+        source.has_returned = True
+        for thread in [each for each in threading.enumerate() if each.name == "draftyard-stdin"]:
+            thread.join(30)
+
+    assert source.late == 0
+
+
 def test_what_a_machine_says_cannot_steer_the_terminal_it_is_shown_on(server: Server) -> None:
     (server.home / ".bashrc").write_text(
         "printf '\\033]0;evil\\007\\033[2Jhello\\033[31m \\342\\200\\256wor\\bld\\177\\r\\n'; exit 3\n"
