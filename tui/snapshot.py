@@ -179,10 +179,13 @@ class Room:
 
     def _look_at_place(self) -> None:
         """What lies there now is read, and what was read of another database is forgotten. Raises StoreError."""
-        if self._place.must_reopen():
-            self._is_another |= self._place.is_another
+        must_reopen = self._place.must_reopen()
+        if must_reopen or self._place.was_written:
             self.close()
-            self._seen, self._numbers = (), {}
+            self._seen = ()
+        if must_reopen:
+            self._is_another |= self._place.is_another
+            self._numbers = {}
             self._plans, self._wanted, self._answers = {}, {}, ((), Answers())
 
     def forget(self) -> None:

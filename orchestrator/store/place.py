@@ -22,11 +22,15 @@ class Place:
         self._path = path
         self._known: Identity | None = None  # None: nothing has been there yet
         self._was_lost = self._had_content = self._was_cut = False
+        self._written: tuple[int, int] | None = None  # when, in ns of the file system, and how many bytes there were
         self.is_another = False
+        self.was_written = False  # since the look before: by a checkpoint, or by somebody who writes over it
 
     def must_reopen(self) -> bool:
         """Whether a reader opened before may read something else than what lies there; `is_another` says what for sure.
 
+        Where `was_written`, the same database lies there, but SQLite looks at no page again that it has kept: bytes written
+        over the file are seen by a reader that is opened anew.
         Raises StoreError where nothing lies there any more, or what this user may not read.
         """
         found = self._found()
@@ -50,6 +54,8 @@ class Place:
             self._was_cut = True  # what is made in the same file is another database
             raise self._lost("is empty now (0 B)")
         self._had_content = told.st_size > 0
+        written = (told.st_mtime_ns, told.st_size)
+        self.was_written, self._written = self._written not in (None, written), written
         return told.st_dev, told.st_ino
 
     def _lost(self, what: str) -> StoreError:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import StoreError
-from tests.tui.golden import opened, shown
+from tests.tui.golden import opened, press, shown
 from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import LIVE
 from tui.app import Draftyard
@@ -138,6 +138,64 @@ def test_a_database_closed_to_this_user_is_a_fault_until_it_is_opened_to_them(cl
 
     assert again is not None
     assert not again.is_another
+
+
+def overwrite(path: Path, *, first: int, garbage: bytes, size: int | None = None) -> None:
+    """The same file, other bytes: who has it open is told nothing."""
+    with path.open("r+b") as file:
+        whole = file.seek(0, os.SEEK_END)
+        file.truncate(size)
+        file.seek(first)
+        file.write((garbage * (1 + whole // len(garbage)))[: (size or whole) - first])
+
+
+OVERWRITTEN = {
+    "whole": {"first": 0, "garbage": b"\xa5garbage"},
+    "all but its head": {"first": 4096, "garbage": b"\xa5garbage"},
+    "zeros": {"first": 0, "garbage": b"\0"},
+    "shorter": {"first": 0, "garbage": b"hello\n", "size": 1800},
+}
+
+
+@pytest.mark.parametrize("how", OVERWRITTEN)
+def test_a_database_that_is_overwritten_in_place_is_a_fault_until_it_is_whole_again(
+    how: str, filled_yard: Path
+) -> None:
+    """SQLite would go on from the pages that it has kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(shutil.copytree(filled_yard.parent, f"{folder}/yard")) / "runs.db"
+        content = path.read_bytes()
+        room = Room(path)
+        with contextlib.closing(room):
+            assert room.read(Ask(), NOW_S) is not None
+            overwrite(path, **OVERWRITTEN[how])  # type: ignore[arg-type]
+            for _ in range(2):
+                with pytest.raises(StoreError, match=r"not a database|malformed"):
+                    room.read(Ask(), NOW_S)
+            path.write_bytes(content)
+
+            again = room.read(Ask(), NOW_S)
+
+    assert again is not None
+    assert {run.id for run in again.runs} >= {LIVE}
+
+
+@pytest.mark.slow
+async def test_garbage_over_the_database_is_said_on_the_screen_and_nothing_breaks(
+    yard_copy: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    app = open_app(yard_copy)
+    async with opened(app, size=(140, 30)) as pilot:
+        overwrite(yard_copy, first=0, garbage=b"\xa5garbage")
+        app.tick()
+        text = await shown(app, pilot, "not a database", "qwen27b/ddtree")
+        for key in ("enter", "2", "4", "escape", "2", "3", "4", "1"):
+            await press(app, pilot, key)
+            assert "not a database" in app.trouble, key
+            assert "not a database" in screen_text(app), key
+
+    assert "move it away to begin anew" in " ".join(text.split())
+    assert app.crash is None
 
 
 def test_a_yard_without_a_database_is_an_empty_one_until_its_first_run(tmp_path: Path) -> None:
