@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import termios
+import tty
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +24,12 @@ else:
     bringing = lazy("orchestrator.actions.bringing")
     pulling = lazy("orchestrator.actions.pulling")
 
-# Mouse reports off, bracketed paste off, main screen, cursor visible, attributes off.
-RESET = "\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1049l\x1b[?25h\x1b[0m"
+# Reports of mouse, focus and size off, pasted text unmarked, lines wrap; kitty's keyboard protocol off, which each screen has
+# for itself, so before the main screen; cursor visible, colours off.
+RESET = (
+    "".join(f"\x1b[?{mode}l" for mode in (1000, 1002, 1003, 1006, 1015, 1016, 1004, 2048, 2004))
+    + "\x1b[?7h\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m"
+)
 
 
 @verb(
@@ -90,11 +96,22 @@ def import_run(terminal: Terminal, folder: Path) -> None:
 
 @verb("reset-term", exits=("0",), examples=["draftyard reset-term", "draftyard reset-term && draftyard watch"])
 def reset_term(terminal: Terminal) -> None:
-    """Put the terminal right after a screen was killed: mouse reports, pasted text, cursor, colours."""
-    if terminal.wants_json:
-        terminal.document(reset=sys.stdout.isatty())
-    elif sys.stdout.isatty():
+    """Put the terminal right after a screen was killed: echo, Ctrl-C, mouse reports, pasted text, keyboard, cursor, colours."""
+    if is_terminal := sys.stdout.isatty():
         click.echo(RESET, nl=False, color=True)
+        sys.stdout.flush()
+        _read_lines_again(sys.stdout.fileno())
+    if terminal.wants_json:
+        terminal.document(reset=is_terminal)
+
+
+def _read_lines_again(descriptor: int) -> None:
+    """What `stty sane` does of that which a screen changes: lines are edited and shown, keys send signals."""
+    attributes = termios.tcgetattr(descriptor)
+    attributes[tty.IFLAG] = attributes[tty.IFLAG] & ~(termios.INLCR | termios.IGNCR) | termios.ICRNL | termios.IXON
+    attributes[tty.OFLAG] |= termios.OPOST | termios.ONLCR
+    attributes[tty.LFLAG] |= termios.ISIG | termios.ICANON | termios.IEXTEN | termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
 
 
 VERBS = {"pull": pull, "import": import_run, "reset-term": reset_term}

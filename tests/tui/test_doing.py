@@ -15,7 +15,7 @@ from orchestrator.store.reads import Reader
 from tests.orchestrator.conftest import yard  # noqa: F401 - a project of its own
 from tests.orchestrator.test_first_light import follower_pids
 from tests.orchestrator.yard import RECIPE, Yard
-from tests.tui.test_terminal import Terminal, _plain, at_terminal
+from tests.tui.terminal import Terminal, at_terminal, plain
 
 pytestmark = pytest.mark.slow  # starts the program, the follower and jobs
 
@@ -33,7 +33,7 @@ def press_until(terminal: Terminal, keys: str, pattern: str) -> None:
     """The keys, then what they lead to: nothing is pressed before the screen has got there."""
     before = len(terminal.written)
     terminal.press(keys)
-    assert terminal.read_until(pattern, timeout_s=PATIENCE_S, since=before), _plain(terminal.written[before:])[-4000:]
+    assert terminal.read_until(pattern, timeout_s=PATIENCE_S, since=before), plain(terminal.written[before:])[-4000:]
 
 
 def states(yard: Yard) -> list[tuple[str, str]]:  # noqa: F811
@@ -91,7 +91,7 @@ def test_an_orphan_is_found_and_ended_from_the_hosts_screen(yard: Yard) -> None:
         press_until(terminal, "2", "▸ local")
         press_until(terminal, "o", r"end \d+ process(es)? of ended runs on local")
         assert terminal.read_until(rf"pid \d+, run {run_id}", timeout_s=PATIENCE_S)
-        pids = {int(pid) for pid in re.findall(rf"pid (\d+), run {run_id}", _plain(terminal.written))}
+        pids = {int(pid) for pid in re.findall(rf"pid (\d+), run {run_id}", plain(terminal.written))}
         lived = [is_alive(pid) for pid in pids]
         press_until(terminal, "y", r"local: ended \d+ process")
         press_until(terminal, "o", "no process of an ended run is left")

@@ -13,12 +13,12 @@ import pytest
 from tests import sshd
 from tests.orchestrator.conftest import yard  # noqa: F401 - a project of its own
 from tests.orchestrator.yard import RECIPE, Yard
-from tests.tui.test_terminal import Terminal, _plain, at_terminal
+from tests.tui.terminal import Terminal, at_terminal, plain
 
 
 def newest_step(written: str) -> int:
     return max(
-        (int(text.replace(",", "")) for text in re.findall(r"step ([\d,]+) of 100,000", _plain(written))), default=0
+        (int(text.replace(",", "")) for text in re.findall(r"step ([\d,]+) of 100,000", plain(written))), default=0
     )
 
 
@@ -99,5 +99,5 @@ def answered_in_s(terminal: Terminal, key: str, words: str) -> float:
     """From a key to what it opens."""
     seen, began = len(terminal.written), time.monotonic()
     terminal.press(key)
-    assert terminal.read_until(words, since=seen), _plain(terminal.written[seen:])
+    assert terminal.read_until(words, since=seen), plain(terminal.written[seen:])
     return time.monotonic() - began

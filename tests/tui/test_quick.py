@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.store.rows import State
 from tests.tui.golden import opened, press, shown
-from tests.tui.test_terminal import watching
+from tests.tui.terminal import watching
 from tests.tui.world import NOW_S, Yard
 from tests.tui.yard import LIVE, UNREACHABLE
 from tui.app import Draftyard
