@@ -28,6 +28,7 @@ import torch
 
 from remote.drafter import smoke, synthetic, workbench
 from remote.drafter.job import Job
+from remote.drafter.kernels import gluon
 from remote.drafter.measure import Meter
 from remote.plan import GIB, plan
 from remote.plan.checked import measures
@@ -169,7 +170,8 @@ def measure(case: Case, device: torch.device) -> list[Line]:
     started_s = time.monotonic()
     peaks, loaded_s, reasons = _climb(spec, case.rung, device)
     print(f"  {case.name}: {time.monotonic() - started_s:.1f} s, {loaded_s:.1f} s of it loading; {reasons}", flush=True)
-    stages = plan(spec, device=device.type, rung=case.rung).stages
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == gluon.CAPABILITY
+    stages = plan(spec, device=device.type, rung=case.rung, is_hopper=is_hopper).stages
     return [
         Line(
             case.name,
@@ -276,7 +278,7 @@ def measured_lines(path: Path = MEASURED) -> list[Line]:
     found, named = [], {case.name: case for case in CASES}
     for row in json.loads(path.read_text(encoding="utf-8"))["lines"]:
         case = named[row["case"]]
-        stage = plan(spec_of(case), device="cuda", rung=case.rung).stage(row["stage"])
+        stage = plan(spec_of(case), device="cuda", rung=case.rung, is_hopper=True).stage(row["stage"])  # an H200
         found.append(
             Line(case.name, stage.name, stage.allocated_bytes, row["measured_bytes"], row.get("reserved_bytes", 0))
         )

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator import gate
 from orchestrator.errors import DraftyardError
@@ -193,8 +193,16 @@ def versions(facts: Mapping[str, Any]) -> dict[str, str]:
     return found | {name: str(value) for name, value in extra.items() if value}
 
 
-def capacity_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> tuple[int | None, str]:
-    """Memory of the smallest GPU (of those named), or of the machine; and the device it makes a plan for.
+class Card(NamedTuple):
+    """What a plan is made for: the memory there is, the device, and whether a GPU is of the kind with own kernels."""
+
+    capacity_bytes: int | None
+    device: str  # cuda or cpu
+    is_hopper: bool | None  # None: nobody said which GPU
+
+
+def card_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> Card:
+    """The smallest GPU (of those named), or the machine.
 
     A GPU that tells no size shares the machine's memory: what is available there is what a job can have.
     """
@@ -204,13 +212,16 @@ def capacity_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> 
         if gpus is None or str(gpu.get("uuid")) in gpus or str(gpu["index"]) in gpus
     ]
     sizes = [int(gpu["total_bytes"]) for gpu in rows if gpu.get("total_bytes")]
-    if sizes:
-        return min(sizes), "cuda"
     if rows:
-        available = _at(facts, "memory", "available_bytes")
-        return (int(available) if available else None), "cuda"
+        least = min(sizes, default=None) or _at(facts, "memory", "available_bytes")
+        return Card(int(least) if least else None, "cuda", all(is_hopper(str(gpu.get("name"))) for gpu in rows))
     total = _at(facts, "memory", "total_bytes")
-    return (int(total) if total else None), "cpu"
+    return Card(int(total) if total else None, "cpu", None)
+
+
+def is_hopper(model: str) -> bool:
+    """Whether a GPU of that model has compute capability 9.0, as nvidia-smi and torch write models."""
+    return re.search(r"\bG?H(20|100|200|800)\b", model) is not None
 
 
 def _emptiest(
@@ -277,7 +288,8 @@ def _refuse_too_full(chosen: Sequence[Mapping[str, Any]], spec: Spec, host: str)
     """Where an empty card would do and this one does not. One that is too small altogether is told by its smoke run."""
     if not isinstance(spec, DFlashSpec):
         return
-    made = plan(spec, device="cuda")
+    are_hopper = all(is_hopper(str(gpu.get("name"))) for gpu in chosen)
+    made = plan(spec, device="cuda", is_hopper=are_hopper)
     by_role = roles_plan(spec, made)  # which card gets which role is not told here: the larger one counts
     need_bytes = max(role.driver_bytes for role in by_role.each) if by_role else made.driver_bytes
     for gpu in chosen:

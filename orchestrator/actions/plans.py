@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
-from orchestrator.actions.host_facts import capacity_of
+from orchestrator.actions.host_facts import Card, card_of
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
@@ -22,11 +22,12 @@ from orchestrator.errors import StoreError, UsageError
 from orchestrator.recipe import Resolved
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import FailureRow, Reason, RunRow
-from remote.plan import Plan, plan
+from remote.plan import FITS_SHARE, Plan, plan
 from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switches
 from remote.spec import DFlashSpec, parse
 
 Found = TypeVar("Found")
+TIGHT = f"tight: less than {100 * (1 - FITS_SHARE):.0f} % is left, and a plan may be off by as much"
 MOST_OFFERED = 5  # changes that a page shows, and that `smoke --try` takes
 
 UNPLANNED = {  # stages of a training that no plan speaks of
@@ -110,12 +111,11 @@ def plan_memory(
     """
     spec = _dflash(resolve(places, word, branch=branch, overrides=overrides)[1])
     told = "--gpu" if capacity_bytes is not None else "nobody"
-    device = "cuda" if capacity_bytes is not None else usual_device(spec)
+    card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), None)
     if capacity_bytes is None and host is not None:
-        capacity_bytes, device = _seen_capacity(places, host)
-        told = f"host {host} as last seen"
-    seen = _asked(places, lambda reader: residuals(reader, spec, device=device, host=host), tell)
-    found = _planned(spec, capacity_bytes, told, device=device, seen=seen)
+        card, told = _seen_card(places, host), f"host {host} as last seen"
+    seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
+    found = _planned(spec, card, told, seen=seen)
     if seen is None:
         return dataclasses.replace(found, time=bound(spec, found.plan), by_role=by_role(None, spec, found.plan))
     time, roles = _asked(
@@ -161,10 +161,14 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
     capacity_bytes, told = kept.get("capacity_bytes"), "the run's own"
     if capacity_bytes is None:
         with suppress(UsageError):  # a host that nobody has looked at
-            capacity_bytes, told = _seen_capacity(places, ended.run.host)[0], f"host {ended.run.host} as last seen"
+            capacity_bytes, told = (
+                _seen_card(places, ended.run.host).capacity_bytes,
+                f"host {ended.run.host} as last seen",
+            )
     capacity_bytes, told = _allowed(ended.failures, capacity_bytes, told)
     room_bytes = None if capacity_bytes is None else max(capacity_bytes - short_bytes, 0)
-    planned = _planned(spec, room_bytes, told, device=str(kept["device"]))
+    kind = (kept.get("sizes") or {}).get("is_hopper")
+    planned = _planned(spec, Card(room_bytes, str(kept["device"]), kind), told)
     return Fits(planned, short_bytes, exceeded=_exceeded(ended.failures, kept))
 
 
@@ -226,17 +230,17 @@ def plan_body(made: Plan) -> dict[str, Any]:
     return {**dataclasses.asdict(made), "stages": stages, **sums, "verdict": made.verdict}
 
 
-def _planned(
-    spec: DFlashSpec, capacity_bytes: int | None, told: str, *, device: str, seen: Residuals | None = None
-) -> Planned:
-    """The plan of a spec with what it advises."""
-    known = seen or Residuals({}, ())
-    made = plan(spec, capacity_bytes=capacity_bytes, device=device, residuals=known.by_stage)
-    if capacity_bytes is None:
-        return Planned(spec, made, told, None, switches(spec, device=device), measured_in=known.run_ids)
+def _planned(spec: DFlashSpec, card: Card, told: str, *, seen: Residuals | None = None) -> Planned:
+    """The plan of a spec with what it advises, which leaves room for what smoke runs took beyond theirs."""
+    known, device, is_hopper = seen or Residuals({}, ()), card.device, card.is_hopper
+    made = plan(spec, capacity_bytes=card.capacity_bytes, device=device, residuals=known.by_stage, is_hopper=is_hopper)
+    if card.capacity_bytes is None:
+        advised = switches(spec, device=device, is_hopper=is_hopper)
+        return Planned(spec, made, told, None, advised, measured_in=known.run_ids)
     offered = nearest_fits if made.verdict == "does not fit" else switches
-    largest = largest_fit(spec, capacity_bytes=capacity_bytes, device=device)
-    advised = offered(spec, capacity_bytes=capacity_bytes, device=device)
+    room_bytes = max(0, card.capacity_bytes - made.unexplained_bytes)
+    largest = largest_fit(spec, capacity_bytes=room_bytes, device=device, is_hopper=is_hopper)
+    advised = offered(spec, capacity_bytes=room_bytes, device=device, is_hopper=is_hopper)
     return Planned(spec, made, told, largest, advised, measured_in=known.run_ids)
 
 
@@ -271,10 +275,10 @@ def _dflash(resolved: Resolved) -> DFlashSpec:
     return resolved.spec
 
 
-def _seen_capacity(places: Places, host: str) -> tuple[int | None, str]:
-    """Memory of the host's smallest GPU, or of the machine where it has none."""
+def _seen_card(places: Places, host: str) -> Card:
+    """The host's smallest GPU, or the machine where it has none."""
     with open_reader(places) as reader:
         seen = next((row for row in reader.hosts() if row.name == host and row.facts), None)
     if seen is None:
         raise UsageError(f"host {host} has not been looked at yet; draftyard doctor {host} does, or give --gpu 95GiB")
-    return capacity_of(seen.facts)
+    return card_of(seen.facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.actions.host_facts import is_hopper
 from orchestrator.actions.shape import gpu_of, is_of_shape, steps_climbed
 from orchestrator.store.reads import Reader
 from remote.plan import plan
@@ -25,8 +26,14 @@ def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None
     the recipe's newest say nothing of what today's takes; those of imported runs, whose code nobody tells, count where
     none is told.
     """
-    planned = {stage.name: stage.allocated_bytes for stage in plan(spec, device=device, rung="fwd_bwd").stages}
-    by_stage: dict[str, list[int]] = {name: [] for name in planned}
+    plans = {
+        is_of: {
+            stage.name: stage.allocated_bytes
+            for stage in plan(spec, device=device, rung="fwd_bwd", is_hopper=is_of).stages
+        }
+        for is_of in (False, True)
+    }
+    by_stage: dict[str, list[int]] = {name: [] for name in plans[False]}
     run_ids = []
     climbed = list(steps_climbed(reader, spec.recipe))
     tree = next((row.fingerprint_parts["tree"] for row in climbed if "tree" in row.fingerprint_parts), None)
@@ -36,6 +43,7 @@ def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None
         gpu = gpu_of(reader, row.run_id)
         if host not in (None, row.host) or gpu is None or bool(gpu) != (device == "cuda"):
             continue
+        planned = plans[is_hopper(gpu)]
         peaks = {name: row.values.get(f"{name}_allocated_bytes") for name in planned}
         known = {name: size for name, size in peaks.items() if isinstance(size, int | float)}
         if not known or not is_of_shape(reader, row.run_id, spec):

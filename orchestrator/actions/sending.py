@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator import gate
 from orchestrator.actions import life
 from orchestrator.actions.endings import first_line, outcome
-from orchestrator.actions.host_facts import capacity_of, require, versions
+from orchestrator.actions.host_facts import Card, card_of, require, versions
 from orchestrator.actions.lots import (
     Lot,
     choice,
@@ -181,7 +181,7 @@ def resend(
 
 def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tell: Tell) -> Launched:
     unmet: tuple[gate.RungStanding, ...] = ()
-    capacities: list[tuple[int | None, str]] = []
+    cards: list[Card] = []
     for lot in lots:
         host = None if lot is lots[0] else lot.name
         gpus, mark = inspect(
@@ -191,8 +191,8 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
         if host is None:
             _describe(store, run, lot, mark, gpus)
         store.host_seen(lot.name, address=lot.settled.host.address, facts=lot.site.facts)
-        capacities.append(capacity_of(lot.site.facts, gpus))
-    _keep_plan(store, run, lots[0].settled.spec, capacities)
+        cards.append(card_of(lot.site.facts, gpus))
+    _keep_plan(store, run, lots[0].settled.spec, cards)
     store.place_nodes(run.id, [lot.site.place.work_dir for lot in lots])
     shipped = [ship_told(lot.site, lot.settled.tree, tell) for lot in lots]
     if task.before is not None:
@@ -236,12 +236,13 @@ def _describe(store: Store, run: RunRow, lot: Lot, mark: gate.Fingerprint, gpus:
     store.keep_document(run.id, Document.LAUNCH, json.dumps(launch))
 
 
-def _keep_plan(store: Store, run: RunRow, spec: Spec, capacities: Sequence[tuple[int | None, str]]) -> None:
+def _keep_plan(store: Store, run: RunRow, spec: Spec, cards: Sequence[Card]) -> None:
     """The plan for the smallest card of all hosts: what does not fit there ends the job everywhere."""
     if isinstance(spec, DFlashSpec):
-        capacity_bytes = min((size for size, _ in capacities if size is not None), default=None)
+        capacity_bytes = min((card.capacity_bytes for card in cards if card.capacity_bytes is not None), default=None)
+        are_hopper = all(card.is_hopper for card in cards)
         rung = "fwd_bwd" if run.kind == Kind.SMOKE else None
-        predicted = plan(spec, capacity_bytes=capacity_bytes, device=capacities[0][1], rung=rung)
+        predicted = plan(spec, capacity_bytes=capacity_bytes, device=cards[0].device, rung=rung, is_hopper=are_hopper)
         store.keep_document(run.id, Document.PLAN, json.dumps(plan_body(predicted)))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.actions.log_text import inert
-from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, plan_body
+from orchestrator.actions.plans import MOST_OFFERED, TIGHT, Effect, Fits, Planned, plan_body
 from orchestrator.actions.step_time import time_sentence, time_text
 from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
@@ -159,6 +159,9 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
         ("must fit", f"{in_gib(made.driver_bytes, places=places)} GiB {_DRIVER[made.device]}"),
     ]
     items.append(("  peak", f"{peak} allocated, in {made.peak.name}"))
+    if made.unexplained_bytes:
+        more = in_gib(made.unexplained_bytes, places=places)
+        items.append(("  + unexplained", f"{more} GiB that smoke runs took beyond it, in none of its lines"))
     if made.slack_bytes:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate"))
     if made.context_bytes:
@@ -190,7 +193,7 @@ def _measured(found: Planned) -> str:
     most = max(off, key=lambda stage: abs(stage.unexplained_bytes or 0))
     runs = counted(len(found.measured_in), "smoke run")
     size = in_gib(most.unexplained_bytes, places=gib_places(most.unexplained_bytes), is_signed=True)
-    return f"{size} GiB off at most, in {most.name}, by {runs} of this shape (in no sum here); the newest {found.measured_in[0]}"
+    return f"{size} GiB off at most, in {most.name}, by {runs} of this shape; the newest {found.measured_in[0]}"
 
 
 def _largest(found: Planned) -> str:
@@ -225,7 +228,8 @@ def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> l
     told = [head]
     for switch, line in zip(found, lines, strict=True):
         typed = " ".join(f"--set {override}" for override in switch.overrides)
-        cautions = wrapped(switch.caution, width, indent=2) if switch.caution else []
+        beware = "; ".join(text for text in (switch.caution, TIGHT if switch.plan.verdict == "tight" else "") if text)
+        cautions = wrapped(beware, width, indent=2) if beware else []
         told += [line, *(click.style(text, dim=True) for text in (*cautions, f"  {typed}"))]
     return told
 

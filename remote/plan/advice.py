@@ -50,13 +50,15 @@ class _Change:
     caution: str = ""
 
 
-def switches(spec: DFlashSpec, *, capacity_bytes: int | None = None, device: str = "cuda") -> list[Switch]:
+def switches(
+    spec: DFlashSpec, *, capacity_bytes: int | None = None, device: str = "cuda", is_hopper: bool | None = None
+) -> list[Switch]:
     """Single changes that lower the peak, the best saving first, those that keep the result before those that do not."""
-    today = plan(spec, capacity_bytes=capacity_bytes, device=device)
+    today = plan(spec, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
     found = []
     for change in _changes(spec, today):
         changed = _with(spec, change.fields)
-        then = plan(changed, capacity_bytes=capacity_bytes, device=device)
+        then = plan(changed, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
         saved = today.peak.allocated_bytes - then.peak.allocated_bytes
         if saved > 0:
             factor = then.work.total / today.work.total
@@ -68,10 +70,25 @@ def switches(spec: DFlashSpec, *, capacity_bytes: int | None = None, device: str
     return sorted(found, key=lambda switch: (not switch.keeps_result, -switch.saved_bytes))
 
 
-def nearest_fits(spec: DFlashSpec, *, capacity_bytes: int, device: str = "cuda") -> list[Switch]:
-    """Changes whose plan fits: single ones, else those that keep the result one after the other until it fits."""
-    offered = switches(spec, capacity_bytes=capacity_bytes, device=device)
-    single = [switch for switch in offered if switch.plan.verdict == "fits"]
+def nearest_fits(
+    spec: DFlashSpec, *, capacity_bytes: int, device: str = "cuda", is_hopper: bool | None = None
+) -> list[Switch]:
+    """Changes whose plan fits: single ones, else those that keep the result one after the other until it fits.
+
+    Where none fits with room to spare, those that are tight: a plan may be off by more than they leave.
+    """
+    for verdict in ("fits", "tight"):
+        found = _nearest(spec, verdict, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
+        if found:
+            return found
+    return []
+
+
+def _nearest(
+    spec: DFlashSpec, verdict: str, *, capacity_bytes: int, device: str, is_hopper: bool | None
+) -> list[Switch]:
+    offered = switches(spec, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
+    single = [switch for switch in offered if switch.plan.verdict == verdict]
     if single or not offered:
         return sorted(single, key=lambda switch: (not switch.keeps_result, switch.work_factor))
     first = offered[0]
@@ -84,7 +101,7 @@ def nearest_fits(spec: DFlashSpec, *, capacity_bytes: int, device: str = "cuda")
             work_factor=first.work_factor * then.work_factor,
             keeps_result=first.keeps_result and then.keeps_result,
         )
-        for then in nearest_fits(first.spec, capacity_bytes=capacity_bytes, device=device)
+        for then in _nearest(first.spec, verdict, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
     ]
 
 
@@ -94,6 +111,7 @@ def largest_fit(
     capacity_bytes: int,
     device: str = "cuda",
     block_size: int | None = None,
+    is_hopper: bool | None = None,
 ) -> Largest | None:
     """None where not even one anchor fits. Anchors beyond one a context token do not exist."""
     size = block_size or spec.drafter.block_size
@@ -105,6 +123,7 @@ def largest_fit(
             _with(spec, {"drafter": {"block_size": size}, "data": {"max_anchors": middle}}),
             capacity_bytes=capacity_bytes,
             device=device,
+            is_hopper=is_hopper,
         )
         if then.verdict == "fits":
             low, best = middle, then

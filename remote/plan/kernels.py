@@ -1,18 +1,17 @@
 """Which code a step is planned with, as the trainer chooses it: attention, and norms, SwiGLU and the loss's rows.
 
-On a card `auto` takes draftyard's own kernels where nothing in the recipe speaks against them. What only the card knows
-(its age, whether Triton is there, whether the kernels pass their check) a plan cannot see: it says what it assumed.
+On a card `auto` takes draftyard's own kernels where nothing in the recipe speaks against them, by the rule that the trainer
+asks too (`remote.own_attention`). What only the card knows (whether Triton is there, whether the kernels pass their check;
+its kind, where nobody said it) a plan cannot see: it says what it assumed.
 """
 
 from __future__ import annotations
 
+from remote import own_attention
 from remote.plan.sizes import Sizes
 from remote.spec import DFlashSpec
 
-# As `remote.drafter.kernels.attention` and `remote.drafter.attention` have them; a test compares.
-MIN_HEAD_DIM, MAX_HEAD_DIM, MAX_BLOCK_ROWS = 16, 128, 128
-MAX_GROUP = 8  # query heads that share a key; kernels for Hopper cards may take more, which a plan cannot see
-MIN_FLEX_HEAD_DIM = 16
+MIN_FLEX_HEAD_DIM = 16  # as `remote.drafter.attention` has it; a test compares
 
 
 def attention_of(spec: DFlashSpec, at: Sizes) -> str:
@@ -22,7 +21,7 @@ def attention_of(spec: DFlashSpec, at: Sizes) -> str:
         return "sdpa"
     if asked != "auto":
         return asked
-    if _fits_tiles(at):
+    if _is_own(at, is_hopper=bool(at.is_hopper)):
         return "triton"
     return "flex" if at.head_dim >= MIN_FLEX_HEAD_DIM else "sdpa"
 
@@ -32,7 +31,12 @@ def has_fused_kernels(spec: DFlashSpec, at: Sizes) -> bool:
 
 
 def assumption(spec: DFlashSpec, at: Sizes) -> str | None:
-    """What `auto` is planned as on a card, where a refusal there would take more; None where the recipe says it."""
+    """What `auto` is planned as on a card, where another choice there takes more or less; None where the recipe says it."""
+    if spec.drafter.attention == "auto" and _is_known_by_the_card_alone(at):
+        return (
+            f"a Hopper card, where draftyard's own kernels take {at.heads // at.kv_heads} query heads on one key: "
+            f"auto is planned as {attention_of(spec, at)} for attention, which holds more"
+        )
     taken = []
     if spec.drafter.attention == "auto" and attention_of(spec, at) == "triton":
         taken.append("attention")
@@ -47,19 +51,28 @@ def assumption(spec: DFlashSpec, at: Sizes) -> str | None:
 
 
 def log_sums_bytes(at: Sizes) -> int:
-    """The log-sum-exp that triton attention keeps of every row of its tiles, padding included."""
-    return 4 * at.kv_heads * at.blocks * block_rows(at)
+    """The log-sum-exp that triton attention keeps of every row of its tiles: padding included, but for Hopper cards'."""
+    if at.is_hopper and _fits_hopper(at):
+        return 4 * at.heads * at.block_tokens
+    return 4 * at.kv_heads * at.blocks * own_attention.block_rows(at.block_size, at.heads // at.kv_heads)
 
 
-def block_rows(at: Sizes) -> int:
-    return _power_of_two(at.block_size) * _power_of_two(at.heads // at.kv_heads)
+def _is_own(at: Sizes, *, is_hopper: bool) -> bool:
+    misfit = own_attention.misfit(
+        block_size=at.block_size,
+        group=at.heads // at.kv_heads,
+        head_dim=at.head_dim,
+        is_hopper=is_hopper and _fits_hopper(at),
+        is_float32=at.element_bytes == 4,
+    )
+    return misfit is None
 
 
-def _fits_tiles(at: Sizes) -> bool:
-    is_narrow = MIN_HEAD_DIM <= at.head_dim <= MAX_HEAD_DIM and at.head_dim == _power_of_two(at.head_dim)
-    is_small = block_rows(at) <= MAX_BLOCK_ROWS and at.heads // at.kv_heads <= MAX_GROUP
-    return is_narrow and is_small and at.element_bytes == 2
+def _fits_hopper(at: Sizes) -> bool:
+    return own_attention.fits_hopper(block_size=at.block_size, head_dim=at.head_dim, element_bytes=at.element_bytes)
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _is_known_by_the_card_alone(at: Sizes) -> bool:
+    """Nobody said the kind of card, and own kernels take it on a Hopper card alone."""
+    is_open = at.is_cuda and at.is_hopper is None
+    return is_open and _is_own(at, is_hopper=True) and not _is_own(at, is_hopper=False)

@@ -38,6 +38,7 @@ class Sizes:
     chunk_slots: int  # supervised slots whose logits are alive at once
     chunk_targets: int  # target positions whose logits are alive at once; 0 where the loss reads none
     is_cuda: bool
+    is_hopper: bool | None  # None: nobody said which card
 
     @property
     def block_tokens(self) -> int:
@@ -52,7 +53,7 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
 
-def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None) -> Sizes:
+def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None, is_hopper: bool | None = None) -> Sizes:
     """`documents` a row, where anchors are counted per document; None: as many as make most slots."""
     drafter, hidden, rows = spec.drafter, spec.target.hidden_size, spec.train.rows_per_step
     blocks = anchor_slots(spec, documents) * rows
@@ -77,6 +78,7 @@ def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None) -> Siz
         chunk_slots=slots,
         chunk_targets=_chunk_targets(spec, blocks, slots) if reads_teacher(spec) else 0,
         is_cuda=is_cuda,
+        is_hopper=is_hopper if is_cuda else False,
     )
 
 

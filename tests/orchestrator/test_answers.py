@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.actions.host_facts import capacity_of, choose_gpus, gate_facts, versions
+from orchestrator.actions.host_facts import card_of, choose_gpus, gate_facts, versions
 from orchestrator.actions.hosts import findings_of
 from orchestrator.actions.site import checked_facts
 from orchestrator.errors import DraftyardError
@@ -198,7 +198,7 @@ def test_facts_of_any_shape_are_read_or_refused(facts: dict[str, Any], gpus: Any
         findings_of(seen, python="python3")
         versions(seen)
         gate_facts(seen, wanted)
-        capacity_of(seen)
+        card_of(seen)
         choose_gpus(seen, wanted, SPEC, host="liar")
 
     _ours(use)

@@ -12,9 +12,10 @@ from orchestrator.actions.host_facts import (
     GpuBusy,
     MissingDependency,
     NoGpu,
-    capacity_of,
+    card_of,
     choose_gpus,
     gate_facts,
+    is_hopper,
     lacks,
     repair_of,
     require,
@@ -138,7 +139,7 @@ def test_memory_that_is_one_with_the_machines_is_what_is_available_there() -> No
     unified = {**_gpu(0), "total_bytes": None, "used_bytes": None}
     memory = {"total_bytes": 128 * 2**30, "available_bytes": 100 * 2**30}
 
-    assert capacity_of(_facts(unified, memory=memory)) == (100 * 2**30, "cuda")
+    assert card_of(_facts(unified, memory=memory)) == (100 * 2**30, "cuda", False)
     assert choose_gpus(_facts(unified, memory=memory), [], _spec(), host="spark") == ("GPU-00000000-aaaa",)
 
 
@@ -206,7 +207,7 @@ def test_a_card_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_a_host_without_cards_gives_none() -> None:
     assert choose_gpus(_facts(), [], _spec(), host="cpu") == ()
-    assert capacity_of({**_facts(), "memory": {"total_bytes": 2**33}}) == (2**33, "cpu")
+    assert card_of({**_facts(), "memory": {"total_bytes": 2**33}}) == (2**33, "cpu", None)
 
 
 def test_the_gate_hears_of_the_cards_of_the_job_alone() -> None:
@@ -216,7 +217,7 @@ def test_the_gate_hears_of_the_cards_of_the_job_alone() -> None:
 
     assert found.gpus == (("RTX PRO 6000", 95 * 2**30),)
     assert (found.torch, found.cuda, found.driver) == ("2.13.0", "13.0", "580.1")
-    assert capacity_of(facts, ["GPU-00000001-aaaa"]) == (95 * 2**30, "cuda")
+    assert card_of(facts, ["GPU-00000001-aaaa"]) == (95 * 2**30, "cuda", False)
 
 
 def test_only_versions_that_matter_are_kept_with_a_run() -> None:
@@ -295,3 +296,21 @@ def test_a_holder_outside_this_container_is_told_as_one_and_a_secret_of_a_comman
     (card,) = (item.told for item in found if item.name == "GPU 0")
     assert "pid 77 (1.00 GiB, outside this container), pid ? (? GiB, outside this container), pid 4242" in card
     assert "hf_Canary" not in card
+
+
+@pytest.mark.parametrize(
+    ("model", "is_one"),
+    [
+        ("NVIDIA H200", True),
+        ("NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA GH200 480GB", True),
+        ("NVIDIA H20-3e", True),
+        ("NVIDIA H800 PCIe", True),
+        ("NVIDIA A100-SXM4-80GB", False),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", False),
+        ("NVIDIA B200", False),
+        ("None", False),
+    ],
+)
+def test_a_hopper_card_is_told_by_its_model(model: str, is_one: bool) -> None:
+    assert is_hopper(model) is is_one

@@ -11,8 +11,8 @@ import torch
 from remote.drafter.attention import Backend
 from remote.drafter.kernels import attention, attention_hopper, gluon
 from remote.drafter.kernels.attention import Case, Shape, Tile, Tiles
-from remote.drafter.kernels.launch import power_of_two
 from remote.drafter.visibility import Visibility, dense_mask, layer_rule, visible
+from remote.own_attention import power_of_two
 from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
 from tests.remote.packed import blocks_of, packed_row, relative_error
 from tests.remote.test_attention import RULES, drafter, inputs, on_cuda, ranges, results

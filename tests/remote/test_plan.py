@@ -214,6 +214,18 @@ def test_measured_memory_that_no_line_explains_is_a_line_of_its_own() -> None:
     assert made.stage("backward").unexplained_bytes is None
 
 
+def test_what_smoke_runs_took_beyond_their_plan_must_fit_too() -> None:
+    capacity = round(plan(LARGE).driver_bytes / 0.95) + 1
+    fits, seen = (plan(LARGE, capacity_bytes=capacity, residuals=left) for left in ({}, {"forward": [GIB, 2 * GIB]}))
+
+    assert (fits.verdict, fits.unexplained_bytes) == ("fits", 0)
+    assert (seen.verdict, seen.peak.name, seen.unexplained_bytes) == ("tight", "forward", 2 * GIB)
+    assert seen.driver_bytes == seen.peak.allocated_bytes + 2 * GIB + seen.slack_bytes + seen.context_bytes
+    assert plan(LARGE, capacity_bytes=capacity, residuals={"forward": [40 * GIB]}).verdict == "does not fit"
+    assert plan(LARGE, residuals={"step": [40 * GIB]}).peak.name == "step", "the peak is where most was seen"
+    assert plan(LARGE, residuals={"forward": [-GIB]}).driver_bytes == fits.driver_bytes, "a plan too high earns nothing"
+
+
 def test_kinds_of_peak_are_kept_apart() -> None:
     made = plan(LARGE)
 
@@ -310,6 +322,18 @@ def test_the_nearest_changes_fit() -> None:
             keys = [text.partition("=")[0] for text in switch.overrides]
             assert len(keys) == len(set(keys)), "a key said twice"
     assert nearest_fits(LARGE, capacity_bytes=8 * GIB) == []
+
+
+def test_what_fits_but_tightly_is_offered_where_nothing_fits_with_room() -> None:
+    least = LARGE
+    while lower := switches(least):
+        least = lower[0].spec
+    capacity = round(plan(least).driver_bytes * 1.01)
+
+    offered = nearest_fits(LARGE, capacity_bytes=capacity)
+
+    assert offered
+    assert {switch.plan.verdict for switch in offered} == {"tight"}
 
 
 def test_the_largest_fit_fits_and_one_anchor_more_does_not() -> None:

@@ -23,17 +23,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from remote import own_attention
 from remote.drafter.kernels import attention_hopper, launch
 from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
 from remote.drafter.kernels.attention_forward import forward_kernel
-from remote.drafter.kernels.launch import can_launch, power_of_two, precision
+from remote.drafter.kernels.launch import can_launch, precision
 from remote.drafter.keys import KeyValues, MadeFrom
 from remote.drafter.visibility import Visibility, chunk_mask
+from remote.own_attention import block_rows, power_of_two
 from remote.spec import DrafterSpec
-
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
-MAX_BLOCK_ROWS = 128  # slots × heads of a group, each padded: a tile must hold one block
-MIN_PRODUCT = 16  # the shortest sum of a product that Triton compiles
 
 
 @dataclass(frozen=True)
@@ -108,19 +106,13 @@ def obstacle(drafter: DrafterSpec, *, device: torch.device, dtype: torch.dtype) 
 
 def misfit(case: Case, tiles: Tiles) -> str | None:
     """What of the case no tile can hold, or None."""
-    head_dim, rows = case.head_dim, block_rows(case.block_size, case.group)
-    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM or head_dim != power_of_two(head_dim):
-        return f"head_dim {head_dim} is not a power of two from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
-    if rows > MAX_BLOCK_ROWS:
-        return (
-            f"block_size × heads that share a key, each rounded up to a power of two, is {rows}, above {MAX_BLOCK_ROWS}"
-        )
-    most = min(tiles.forward.rows, tiles.query.rows) // MIN_PRODUCT  # a tile's own tokens are summed over
-    if not tiles.is_hopper and power_of_two(case.group) > most:
-        return f"{case.group} query heads share a key, above {most}: a tile would own fewer than {MIN_PRODUCT} tokens"
-    if case.device.type == "cuda" and case.dtype == torch.float32:
-        return "float32 tiles do not fit the shared memory of every card"
-    return None
+    return own_attention.misfit(
+        block_size=case.block_size,
+        group=case.group,
+        head_dim=case.head_dim,
+        is_hopper=tiles.is_hopper,
+        is_float32=case.device.type == "cuda" and case.dtype == torch.float32,
+    )
 
 
 def _case(query_TQD: Tensor, keys: KeyValues, visibility: Visibility) -> Case:
@@ -320,8 +312,3 @@ class Shape:
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
-
-
-def block_rows(block_size: int, group: int) -> int:
-    """Rows that one block takes of a tile."""
-    return power_of_two(block_size) * power_of_two(group)

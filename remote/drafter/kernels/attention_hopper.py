@@ -19,21 +19,19 @@ from remote.drafter.kernels.attention_backward import own_gradient_kernel
 from remote.drafter.kernels.attention_hopper_backward import context_gradient_kernel, query_gradient_kernel
 from remote.drafter.kernels.attention_hopper_forward import forward_kernel
 from remote.drafter.kernels.gluon import numbers_of, rows_of
+from remote.own_attention import HOPPER_COPIED_TOKENS, fits_hopper
 
 if TYPE_CHECKING:
     from remote.drafter.kernels.attention import Case, Ranges, Shape, Tile
 
 TILE_ROWS = 128  # two groups of warps with 64 rows each
 CONTEXT_KEYS = 128  # two groups with 64 keys each
-HEAD_DIMS = (64, 128)  # narrower rows do not fill the 128 bytes in which copies are woven
-DTYPES = (torch.bfloat16, torch.float16)
-COPIED_TOKENS = 4  # 16 bytes of a head's numbers; where heads begin within them an H200 raised an illegal instruction
 OWN_WARPS = 4
 
 
 def can_launch(case: Case) -> bool:
-    """On a Hopper card whose Triton has Gluon, for blocks that keep every count of tokens a multiple of COPIED_TOKENS."""
-    fits = case.dtype in DTYPES and case.head_dim in HEAD_DIMS and case.block_size % COPIED_TOKENS == 0
+    """On a Hopper card whose Triton has Gluon, for the widths that fit."""
+    fits = fits_hopper(block_size=case.block_size, head_dim=case.head_dim, element_bytes=case.dtype.itemsize)
     return fits and gluon.can_launch(case.device)
 
 
@@ -86,7 +84,7 @@ def context_gradient_pass(
     query, key, value, _, _ = inputs
     tile, grads = ranges.tiles.context, (torch.empty_like(key), torch.empty_like(value))
     assert tile.keys == CONTEXT_KEYS, "seen_by lists the tiles of context that the kernel takes"
-    assert shape.num_tokens % COPIED_TOKENS == 0, "each head's numbers begin at a whole copy"
+    assert shape.num_tokens % HOPPER_COPIED_TOKENS == 0, "each head's numbers begin at a whole copy"
     half = CONTEXT_KEYS // 2
     context_gradient_kernel[(ranges.seen_by.shape[1] * shape.num_kv_heads,)](
         rows_of(query, tile.rows), rows_of(key, half), rows_of(value, half), ranges.start_T, ranges.end_T,

@@ -13,6 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from remote.own_attention import power_of_two
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MIN_CAPABILITY = (8, 0)  # bf16 in Triton's products
 
@@ -80,11 +82,6 @@ def obstacle(*, device: torch.device, dtype: torch.dtype) -> str | None:
     if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return f"Triton's products need compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}"
     return None
-
-
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below `number`: what Triton's tiles must be wide."""
-    return 1 << (number - 1).bit_length()
 
 
 def precision(tensor: Tensor) -> str:

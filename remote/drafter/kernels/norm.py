@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from remote.drafter.kernels.launch import can_launch, jit, on_its_device, power_of_two, tl
+from remote.drafter.kernels.launch import can_launch, jit, on_its_device, tl
 from remote.drafter.rope import Rotary, rotate, spread_rows
+from remote.own_attention import power_of_two
 
 CPU_PROGRAMS = 3  # in the interpreter
 LENGTHS = ("num_rows",)
