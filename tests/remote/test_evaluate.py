@@ -172,6 +172,31 @@ def test_a_difference_that_is_no_near_tie_is_a_mismatch_and_says_so(drafter, tin
     assert "NOT a near tie" in bench.notes[0]
 
 
+@pytest.mark.parametrize(("method", "budget", "name"), [("chain", None, "chain"), ("tree", 4, "tree of 4 nodes")])
+def test_a_difference_at_a_near_tie_is_counted_and_explained(drafter, tiny_target, spec, chats, method, budget, name):
+    """Two tokens with one row of the head: their logits are as good as equal wherever they stand."""
+    prompt = tiny_target.prompt_ids(chats[0].messages)
+    first = decode_plain(tiny_target, prompt, Setting(8)).ids[3]
+    head = tiny_target.head_VH.clone()
+    other = (first + 1) % head.shape[0]
+    head[other] = head[first] * (1 - 1e-7)
+    target = replace(tiny_target, head_VH=head)
+    plain = decode_plain(target, prompt, Setting(8))
+    place = next(i for i, token in enumerate(plain.ids) if token in (first, other))
+    swapped = {first: other, other: first}[plain.ids[place]]
+    text = replace(plain, ids=(*plain.ids[:place], swapped, *plain.ids[place + 1 :]))
+    bench = evaluation_room._Bench(target, spec, lambda *a, **k: None, ways=1, total=1)
+    case = evaluation_room._Case(1, prompt, Setting(8), plain)
+
+    counts = evaluation_room._texts_against_plain(
+        bench, [case], evaluation_room._Run("trained", method, budget, [text])
+    )
+
+    assert counts == {"texts_equal": 0, "near_ties": 1, "mismatches": 0}
+    assert bench.notes[0].startswith(f"prompt 1, trained {name}: from token {place + 1} on the text differs")
+    assert bench.notes[0].endswith(" logits apart, a near tie: the wider pass rounds differently")
+
+
 @pytest.mark.parametrize(("kept", "limit"), [(3, 8), (7, 8), (3, 4)])
 def test_a_drafted_text_that_only_begins_like_the_plain_one_is_a_mismatch(
     drafter, tiny_target, spec, chats, kept, limit
