@@ -21,6 +21,7 @@ from textual.app import App
 from textual.message import Message
 
 import tui.app
+import tui.opening
 from tui.terminal import Terminal
 
 KEY, WRITE = 0, 1
@@ -60,7 +61,7 @@ class Noting(Terminal):
 def watched(db: Path, notes: Path) -> None:
     Noting.notes = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     tui.app.Terminal = Noting  # type: ignore[misc]  # the driver that the program names when it is made
-    tui.app.run(db)
+    tui.opening.run(db)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.xdist_group("architecture")  # every file is read once, in one process
 ROOMS = ("orchestrator", "remote", "recipes", "tui")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 ALLOWED_ROOMS = {
@@ -37,6 +38,11 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def sources(*starts: str) -> list[Path]:
+    """The modules below these. A rule is one test of a room, not one of each file: a thousand tests cost seconds to count."""
+    return [path for path in SOURCES if relative(path).startswith(starts)]
+
+
 def is_stdlib_file(name: str) -> bool:
     return name.startswith("remote/") and not name.startswith("remote/drafter/")
 
@@ -59,12 +65,9 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_imports_go_with_the_grain(path: Path) -> None:
-    name = relative(path)
-    room = name.split("/")[0]
-
-    for line, module in imports_of(path):
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_go_with_the_grain(room: str) -> None:
+    for name, line, module in ((relative(path), *each) for path in sources(f"{room}/") for each in imports_of(path)):
         top = module.split(".")[0]
         where = f"{name}:{line} imports {module}"
         assert top not in ROOMS or top in ALLOWED_ROOMS[room], where
@@ -97,7 +100,7 @@ MAY_SEE = {
 }
 OF_THEIR_OWN = {
     "orchestrator/verbs/follow.py": {"orchestrator.follow.follower"},  # the verb is the follower
-    "orchestrator/verbs/screen.py": {"tui.app"},  # and this one the screens
+    "orchestrator/verbs/screen.py": {"tui.opening"},  # and this one the screens
     "orchestrator/verbs/reference.py": {"orchestrator.cli", "orchestrator.store.filter"},  # it writes docs/reference.md
 }
 
@@ -133,13 +136,11 @@ def is_module(name: str) -> bool:
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith(tuple(MAY_SEE))], ids=relative)
-def test_screens_and_verbs_call_actions_and_nothing_deeper(path: Path) -> None:
-    name = relative(path)
-    room = next(room for room in MAY_SEE if name.startswith(room))
+@pytest.mark.parametrize("room", MAY_SEE)
+def test_screens_and_verbs_call_actions_and_nothing_deeper(room: str) -> None:
     own = (room.replace("/", "."), "orchestrator.actions")
 
-    for line, module in loaded_by(path):
+    for name, line, module in ((relative(path), *each) for path in sources(room) for each in loaded_by(path)):
         is_ours = module.split(".")[0] in ROOMS
         is_open = module.startswith(own) or module in MAY_SEE[room] | OF_THEIR_OWN.get(name, set())
         assert is_open or not is_ours, f"{name}:{line} loads {module}"
@@ -174,13 +175,13 @@ LOOKS_AT_FILES = {
 }
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith("tui/")], ids=relative)
-def test_a_screen_looks_at_no_file_and_no_socket_itself(path: Path) -> None:
-    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
-    called = {getattr(node.func, "attr", getattr(node.func, "id", "")): node.lineno for node in calls}
+def test_a_screen_looks_at_no_file_and_no_socket_itself() -> None:
+    for path in sources("tui/"):
+        calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
+        called = {getattr(node.func, "attr", getattr(node.func, "id", "")): node.lineno for node in calls}
 
-    assert not called.keys() & LOOKS_AT_FILES, relative(path)
-    assert not {module.split(".")[0] for _, module in imports_of(path)} & {"sqlite3", "socket"}, relative(path)
+        assert not called.keys() & LOOKS_AT_FILES, relative(path)
+        assert not {module.split(".")[0] for _, module in imports_of(path)} & {"sqlite3", "socket"}, relative(path)
 
 
 # What runs or unpacks what it reads. Allowed is the one `exec` of orchestrator/workplace.py: text of our own that is sent
@@ -189,17 +190,17 @@ RUNS_WHAT_IT_READS = {"dill", "marshal", "pickle", "shelve", "tarfile", "zipfile
 RUNNERS = {"eval", "exec", "unpack_archive"}
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if relative(p).startswith(("orchestrator/", "tui/"))], ids=relative
-)
-def test_nothing_that_was_read_is_unpickled_unpacked_or_run(path: Path) -> None:
-    for line, module in [*imports_of(path), *loaded_by(path)]:
-        assert module.split(".")[0] not in RUNS_WHAT_IT_READS, f"{relative(path)}:{line} loads {module}"
-    for node in nodes_of(path):
-        # `exec` as a method is SQLModel's: a statement, with its values bound.
-        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-        is_method_of_sql = isinstance(node, ast.Attribute) and name == "exec" and not is_named(node.value, "builtins")
-        assert name not in RUNNERS or is_method_of_sql, f"{relative(path)}:{getattr(node, 'lineno', 0)} calls {name}"
+@pytest.mark.parametrize("room", ["orchestrator", "tui"])
+def test_nothing_that_was_read_is_unpickled_unpacked_or_run(room: str) -> None:
+    for path in sources(f"{room}/"):
+        for line, module in [*imports_of(path), *loaded_by(path)]:
+            assert module.split(".")[0] not in RUNS_WHAT_IT_READS, f"{relative(path)}:{line} loads {module}"
+        for node in nodes_of(path):
+            # `exec` as a method is SQLModel's: a statement, with its values bound.
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            is_of_sql = isinstance(node, ast.Attribute) and name == "exec" and not is_named(node.value, "builtins")
+            where = f"{relative(path)}:{getattr(node, 'lineno', 0)} calls {name}"
+            assert name not in RUNNERS or is_of_sql, where
 
 
 # What a room of the local side may load beside itself and the words of the house; the arrows of the drawing.
@@ -215,14 +216,14 @@ BELOW = {
 
 @pytest.mark.parametrize("room", BELOW)
 def test_a_room_loads_only_what_lies_below_it(room: str) -> None:
-    for path in (path for path in SOURCES if relative(path).startswith(f"orchestrator/{room}/")):
+    for path in sources(f"orchestrator/{room}/"):
         seen = {module.split(".")[1] for _, module in loaded_by(path) if module.startswith("orchestrator.")}
         assert seen <= {room} | GROUND | BELOW[room], relative(path)
 
 
 def test_nothing_of_the_local_side_loads_verbs_or_screens_but_they_themselves() -> None:
     above = ("orchestrator.cli", "orchestrator.verbs", "tui")
-    for path in (path for path in SOURCES if relative(path).startswith(("orchestrator/", "remote/"))):
+    for path in sources("orchestrator/", "remote/"):
         is_above = relative(path).startswith(("orchestrator/cli.py", "orchestrator/verbs/"))
         assert is_above or not any(module.startswith(above) for _, module in loaded_by(path)), relative(path)
 
@@ -237,7 +238,7 @@ def test_the_drawing_names_every_file_of_a_room(room: str) -> None:
 
 
 def test_modules_are_loaded_by_name_in_one_place() -> None:
-    local = [path for path in SOURCES if relative(path).startswith(("orchestrator/", "tui/"))]
+    local = sources("orchestrator/", "tui/")
     loaders = {
         relative(path) for path in local if any(name.split(".")[0] == "importlib" for _, name in imports_of(path))
     }
@@ -246,22 +247,23 @@ def test_modules_are_loaded_by_name_in_one_place() -> None:
     assert loaders == {"orchestrator/lazy.py", "orchestrator/actions/chart.py"}
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith("remote/")], ids=relative)
-def test_remote_parses_on_python_3_10(path: Path) -> None:
-    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
+def test_remote_parses_on_python_3_10() -> None:
+    for path in sources("remote/"):
+        ast.parse(path.read_text(encoding="utf-8"), filename=relative(path), feature_version=(3, 10))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_files_and_functions_stay_small(path: Path) -> None:
-    module, *inside = nodes_of(path)
-    functions = [node for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+@pytest.mark.parametrize("room", ROOMS)
+def test_files_and_functions_stay_small(room: str) -> None:
+    for path in sources(f"{room}/"):
+        module, *inside = nodes_of(path)
+        functions = [node for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
-    assert path.read_text(encoding="utf-8").count("\n") <= 400
-    assert isinstance(module, ast.Module)
-    assert ast.get_docstring(module), "a module says what it is responsible for"
-    for function in functions:
-        length = (function.end_lineno or function.lineno) - function.lineno + 1
-        assert length <= 60, f"{function.name}: {length} lines"
+        assert path.read_text(encoding="utf-8").count("\n") <= 400, relative(path)
+        assert isinstance(module, ast.Module)
+        assert ast.get_docstring(module), f"{relative(path)}: a module says what it is responsible for"
+        for function in functions:
+            length = (function.end_lineno or function.lineno) - function.lineno + 1
+            assert length <= 60, f"{relative(path)}, {function.name}: {length} lines"
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ drawn again. This file draws nothing and knows no run. Quitting never stops a ru
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import sys
 import time
@@ -25,24 +24,21 @@ from textual.timer import Timer
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError
-from orchestrator.store.reads import Reader
-from orchestrator.units import counted
 from tui.acting import Chosen, ask_and_do, find_and_edit, open_help, open_palette
-from tui.faults import crash_line, trouble
+from tui.compare import CompareScreen
+from tui.faults import trouble
 from tui.filters import Ascii
 from tui.frame import YardScreen
 from tui.home import SCREENS
 from tui.hosts import HostsScreen
-from tui.keys import binding_names
 from tui.launch import LaunchScreen
-from tui.once import print_once
 from tui.ordering import TROUBLE, refusal, start_follower
 from tui.reading import ReadingThread
-from tui.run import RunScreen
+from tui.run import TABS, RunScreen
 from tui.runs import RunsScreen
 from tui.smoke import SmokeScreen
 from tui.snapshot import Room, Snapshot
-from tui.terminal import Terminal, no_pauses, settled, speaks_unicode
+from tui.terminal import Terminal, settled
 from tui.theme import THEMES
 from tui.turns import TYPED, Turns
 
@@ -82,16 +78,19 @@ class Draftyard(App[None]):
         *,
         places: Places | None = None,
         run: str | None = None,
+        screen: str | None = None,
+        compared: Sequence[str] = (),
         ascii_only: bool = False,
         readonly: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Opens on the runs, on another of SCREENS, on a tab of one run, or on several compared."""
         super().__init__(driver_class=Terminal)
         self.places, self.ascii_only = places, ascii_only
         self.readonly = readonly or places is None
         self.clock = clock
         self.trouble = ""  # why what is shown may be old; empty when all is well
-        self._first_run, self._db_name = run, db_path.name
+        self._first, self._db_name = (run, screen, compared), db_path.name
         self.reading = ReadingThread(Room(db_path, places))
         self._is_reading = False
         self._must_read_again = False
@@ -116,13 +115,18 @@ class Draftyard(App[None]):
     def on_mount(self) -> None:
         for screen in (RunsScreen(), HostsScreen(), SmokeScreen(), LaunchScreen(), RunScreen()):
             self.install_screen(screen, screen.NAME)
-        self.push_screen(SCREENS[0])
-        if self._first_run is not None:
-            self.open_run(self._first_run)
+        self._open_first(*self._first)
         self.set_interval(TICK_S, self.tick)
         if not self.is_headless:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+
+    def _open_first(self, run: str | None, screen: str | None, compared: Sequence[str]) -> None:
+        self.push_screen(screen if screen in SCREENS else SCREENS[0])
+        if compared:
+            self.push_screen(CompareScreen(compared))
+        elif run is not None:
+            self.open_run(run, screen or TABS[0])
 
     def _end_by(self, number: int) -> None:
         """Asked to end from outside: the terminal's modes are restored like on any way out."""
@@ -352,48 +356,3 @@ class Draftyard(App[None]):
         names = [theme.name for theme in THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
         self.refresh(layout=False)
-
-
-def run(
-    db_path: Path,
-    *,
-    places: Places | None = None,
-    run: str | None = None,
-    ascii: bool = False,
-    readonly: bool = False,
-    once: bool = False,
-    document: Callable[..., None] | None = None,
-    theme: str | None = None,
-    mouse: bool = True,
-    size: tuple[int, int] | None = None,
-) -> int:
-    """Opens the screen and returns the exit code when it is left; `once` prints one screen and ends.
-
-    Without `places` nothing can be started or stopped from it. `run` is a selector; the screen opens
-    on that run. `size` (columns, lines) is for `once`; `document` gets what such a screen shows, by name, instead of its
-    text being printed. Raises RunNotFound for a run that is not there, UsageError for
-    a key of the settings that no screen has.
-    """
-    if run is not None:
-        with Reader(db_path) as reader:
-            run = reader.run(run).id
-    is_printed = once or document is not None
-    app = Draftyard(
-        db_path, places=places, run=run, ascii_only=ascii or not speaks_unicode(), readonly=readonly or is_printed
-    )
-    if theme is not None and not app.no_color:
-        app.theme = theme
-    if places is not None:
-        app.set_keymap(places.own_keys(binding_names()))
-    if is_printed:
-        return print_once(app, size or shutil.get_terminal_size((120, 40)), document)
-    no_pauses()
-    app.run(mouse=mouse)
-    if app.ended_by is not None:
-        return 128 + app.ended_by
-    if app.crash is not None:
-        sys.stderr.write(f"{crash_line(app.crash)}\n")
-    if app.num_live:
-        goes = "goes" if app.num_live == 1 else "go"
-        sys.stdout.write(f"{counted(app.num_live, 'run')} {goes} on. Come back with: draftyard watch\n")
-    return app.return_code or 0

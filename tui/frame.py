@@ -6,7 +6,7 @@ A screen says what it wants read (`ask`) and shows what was read (`present`). It
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
@@ -81,6 +81,10 @@ class YardScreen(Screen[None], Bare):
         """Where the file lies that `e` opens: the recipe of the chosen run."""
         chosen = self.chosen()
         return recipe_of(self.app.places, chosen[0]) if chosen and self.app.places else None
+
+    def document(self) -> Mapping[str, object]:
+        """What it shows beside the snapshot, by name, for `--json`."""
+        return {}
 
     # What all screens do.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual import on
@@ -92,6 +92,9 @@ class LaunchScreen(HomeScreen):
     def file_to_edit(self) -> Finding | None:
         offer = self._offers[self._table.cursor] if self._offers else None
         return recipe_file(self.app.places, offer.recipe) if offer and self.app.places else None
+
+    def document(self) -> Mapping[str, object]:
+        return {"offers": self._offers, "wish": self._wish(), "plan": self._plan}
 
     # ------------------------------------------------------------- actions
 

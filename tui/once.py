@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tui.faults import crash_line
+from tui.frame import YardScreen
 from tui.plain import screen_text
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ _OURS = ("ask", "is_another")  # of a snapshot: what the screens tell each other
 def print_once(app: Draftyard, size: tuple[int, int], document: Callable[..., None] | None) -> int:
     """The exit code; on stdout the screen as text, or through `document` what it shows, by name."""
     printed: list[str] = []
+    own: dict[str, object] = {}
 
     async def look(pilot: Pilot[object]) -> None:
-        await app.settle(pilot)
+        await rested(app, pilot)
         printed.append("" if document else screen_text(app))
+        own.update(app.screen.document() if isinstance(app.screen, YardScreen) else {})
         app.exit()
 
     app.run(headless=True, size=size, auto_pilot=look)
@@ -36,6 +39,14 @@ def print_once(app: Draftyard, size: tuple[int, int], document: Callable[..., No
     if document is None:
         sys.stdout.write("".join(printed))
     else:
-        shown = vars(app.shown) if app.shown else {}
-        document(**{name: item for name, item in shown.items() if name not in _OURS})
+        shown = {name: item for name, item in vars(app.shown).items() if name not in _OURS}
+        document(**shown, **own)
     return 0
+
+
+async def rested(app: Draftyard, pilot: Pilot[object]) -> None:
+    """Until no thread is at work, those that another one started included, and the screen shows what they said."""
+    await app.settle(pilot)
+    while any(not worker.is_finished for worker in app.workers):
+        await pilot.pause(0.02)
+    await app.settle(pilot)

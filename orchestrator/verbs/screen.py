@@ -11,11 +11,19 @@ from orchestrator.lazy import lazy
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.words_typed import RUN
 
-screen = lazy("tui.app")  # its library loads for no other verb
+screens = lazy("tui.opening")  # its library loads for no other verb
 
 
-@verb("watch", exits=("0", "2", "5"), examples=["draftyard watch", "draftyard watch @last --once"])
-@click.argument("selector", required=False, metavar="[RUN]", type=RUN)
+# As the screens name themselves; a test holds the two together.
+NAMES = ("runs", "hosts", "smoke", "launch", "overview", "curves", "memory", "log", "failure", "spec", "files")
+
+
+@verb(
+    "watch", exits=("0", "2", "5"),
+    examples=["draftyard watch", "draftyard watch @last --once", "draftyard watch @failed --screen failure --once"],
+)  # fmt: skip
+@click.argument("selectors", nargs=-1, metavar="[RUN]...", type=RUN)
+@click.option("--screen", type=click.Choice(NAMES), help="Open there; from `overview` on it is a tab of the one RUN.")
 @click.option("--readonly", is_flag=True, help="Look only: no key stops, starts or changes anything.")
 @click.option("--once", is_flag=True, help="Print one screen as plain text and end.")
 @click.option("--ascii", "is_ascii", is_flag=True, help="Draw with ASCII characters only.")
@@ -25,20 +33,21 @@ screen = lazy("tui.app")  # its library loads for no other verb
 )
 def watch(
     terminal: Terminal,
-    selector: str | None,
+    selectors: tuple[str, ...],
     *,
+    screen: str | None,
     readonly: bool,
     once: bool,
     is_ascii: bool,
     no_mouse: bool,
     theme: str | None,
 ) -> None:
-    """Watch every run, or one, in the terminal. Leaving the screen leaves the runs going."""
+    """Watch every run, one, or several compared, in the terminal. Leaving the screen leaves the runs going."""
     if not (once or terminal.wants_json or (sys.stdin.isatty() and sys.stdout.isatty())):
-        again = " ".join(["draftyard watch", *([selector] if selector else []), "--once"])
+        again = " ".join(["draftyard watch", *selectors, *(["--screen", screen] if screen else []), "--once"])
         raise UsageError(f"the screen needs a terminal for input and output; {again} prints it once, as text")
-    code = screen.run(
-        terminal.places.db, places=terminal.places, run=selector, ascii=is_ascii, readonly=readonly,
+    code = screens.run(
+        terminal.places.db, places=terminal.places, runs=selectors, screen=screen, ascii=is_ascii, readonly=readonly,
         once=once, document=terminal.document if terminal.wants_json else None, theme=theme, mouse=not no_mouse,
     )  # fmt: skip
     raise click.exceptions.Exit(code)

@@ -108,14 +108,6 @@ async def shown(app: Draftyard, pilot: Pilot[Any], *words: str) -> str:
     return text
 
 
-async def rested(app: Draftyard, pilot: Pilot[Any]) -> None:
-    """Until no thread is at work, those that another one started included, and the screen shows what they said."""
-    await app.settle(pilot)
-    while any(not worker.is_finished for worker in app.workers):
-        await pilot.pause(0.02)
-    await app.settle(pilot)
-
-
 async def press(app: Draftyard, pilot: Pilot[Any], *keys: str) -> None:
     for key in keys:
         await pilot.press(key)

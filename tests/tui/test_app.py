@@ -19,9 +19,10 @@ from orchestrator.store.writes import Store
 from tests.tui.golden import opened, press, shown
 from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import DONE, LIVE, OOM
-from tui.app import Draftyard, run
+from tui.app import Draftyard
 from tui.faults import trouble
 from tui.keys import binding_names
+from tui.opening import run
 from tui.plain import screen_text
 from tui.runs import RunsScreen
 from tui.sheet import Sheet

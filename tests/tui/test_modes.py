@@ -72,10 +72,10 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(yard_copy: Path) -
 def test_a_crash_restores_the_terminal_and_says_one_line(yard_copy: Path) -> None:
     """A fault of our own: no traceback, and no secret of a local value or of its message."""
     broken = (
-        "import sys, pathlib, tui.app, tui.runs\n"
+        "import sys, pathlib, tui.opening, tui.runs\n"
         "def present(self, snapshot):\n    token = 'hf_canary'\n    raise ZeroDivisionError('by zero with hf_canary1234567890')\n"
         "tui.runs.RunsScreen.present = present\n"
-        f"sys.exit(tui.app.run(pathlib.Path({str(yard_copy)!r})))\n"
+        f"sys.exit(tui.opening.run(pathlib.Path({str(yard_copy)!r})))\n"
     )
     with at_terminal([sys.executable, "-c", broken]) as terminal:
         code = terminal.end()

@@ -7,13 +7,14 @@ import pytest
 
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import State
-from tests.tui.golden import opened, press, rested, shown
+from tests.tui.golden import opened, press, shown
 from tests.tui.world import Yard
 from tests.tui.yard import LIVE, UNREACHABLE
 from tui.app import Draftyard
 from tui.deeds import asking, deed_named
 from tui.keys_help import FILTER_EXAMPLES, help_lines
 from tui.launch_lines import gate_lines, refused
+from tui.once import rested
 from tui.ordering import Standing, Wish
 from tui.pieces import text_of
 from tui.plain import screen_text

@@ -9,9 +9,10 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from textual.widget import Widget
 
 from orchestrator.actions.places import Places
-from tests.tui.golden import IMAGES, SCREENS, matches, opened, picture, rested, shown
+from tests.tui.golden import IMAGES, SCREENS, matches, opened, picture, shown
 from tui.app import Draftyard
 from tui.frame import LEAST_HEIGHT, LEAST_WIDTH
+from tui.once import rested
 from tui.plain import screen_text
 from tui.theme import INKS, THEMES
 
