@@ -19,6 +19,7 @@ from orchestrator.actions.role_time import ByRole, by_role, step_time
 from orchestrator.actions.step_time import StepTime, bound
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import StoreError, UsageError
+from orchestrator.host import Hosts
 from orchestrator.recipe import Resolved
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import FailureRow, Reason, RunRow
@@ -280,5 +281,6 @@ def _seen_card(places: Places, host: str) -> Card:
     with open_reader(places) as reader:
         seen = next((row for row in reader.hosts() if row.name == host and row.facts), None)
     if seen is None:
+        Hosts.load(places.hosts_file).find(host)  # a name that nobody knows is told as that
         raise UsageError(f"host {host} has not been looked at yet; draftyard doctor {host} does, or give --gpu 95GiB")
     return card_of(seen.facts)

@@ -231,7 +231,8 @@ def next_steps(page: RunPage) -> list[str]:
     elif run.state is State.SUCCEEDED and run.kind == "train":
         named = " loss" if any(row.name == "loss" for row in page.series) else ""
         metrics = [f"draftyard metrics {run.id}{named}"] if page.series else []
-        commands = [f"draftyard watch {run.id}", *metrics, f"draftyard logs {run.id}"]
+        commands = [f"draftyard watch {run.id}", f"draftyard show {run.id}    # this page"]
+        commands += [*metrics, f"draftyard logs {run.id}"]
         if page.checkpoints and page.spec.get("entry") == "dflash":  # a script's checkpoints are its own business
             commands += [f"draftyard evaluate {run.id}", f"draftyard export {run.id}"]
         commands += [f"draftyard pull {run.id}    # its newest checkpoint, verified"] if page.checkpoints else []

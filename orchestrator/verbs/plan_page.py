@@ -161,7 +161,8 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
     items.append(("  peak", f"{peak} allocated, in {made.peak.name}"))
     if made.unexplained_bytes:
         more = in_gib(made.unexplained_bytes, places=places)
-        items.append(("  + unexplained", f"{more} GiB that smoke runs took beyond it, in none of its lines"))
+        runs = counted(len(found.measured_in), "smoke run")
+        items.append(("  + unexplained", f"{more} GiB that {runs} took beyond it, in none of its lines"))
     if made.slack_bytes:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate"))
     if made.context_bytes:

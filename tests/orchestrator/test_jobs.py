@@ -198,9 +198,18 @@ def test_a_tag_that_no_filter_finds_is_refused_at_the_launch_too(yard: Yard) -> 
 
 
 def test_wrong_words_contact_nothing_and_write_nothing(yard: Yard) -> None:
-    for words in (["launch", "tinny"], ["launch", "tiny", "-b", "mian"], ["launch", "tiny", "--host", "locl"]):
-        assert yard.run(*words) == 2
-        assert "did you mean" in yard.err
+    for words, seen, near in (
+        (["tinny"], "tinny", "'tiny'"),
+        (["tiny", "-b", "mian"], "'mian'", "'main'"),
+        (["tiny", "--host", "locl"], "'locl'", "'local'"),
+        (["smollm2", "--set", "optim.lrr=1"], "optim.lrr", "'lr'"),
+    ):
+        assert yard.run("launch", *words) == 2
+        told, *_ = yard.err.splitlines()
+        assert told.startswith("error: ")
+        assert seen in told
+        assert told.endswith(f"did you mean {near}?")
+        assert "Traceback" not in yard.err
     assert yard.run("smoke", "tiny", "quik") == 2
     assert "did you mean 'quick'" in yard.err
 

@@ -116,7 +116,7 @@ def test_what_smoke_runs_took_beyond_their_plan_is_a_line_of_what_must_fit(place
 
     assert (fits.plan.verdict, found.plan.verdict) == ("fits", "does not fit")
     assert found.plan.driver_bytes == fits.plan.stage("step").allocated_bytes + 2 * GIB
-    assert "  + unexplained  2.00 GiB that smoke runs took beyond it, in none of its lines" in page
+    assert "  + unexplained  2.00 GiB that 1 smoke run took beyond it, in none of its lines" in page
     assert found.largest is None, "what is advised leaves that free"
 
 
