@@ -15,11 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from remote.rundir import RunDir
+from remote.wire import decode
 from tests import sshd
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +33,10 @@ README_COMMANDS = [
 ]
 README_COMMANDS.sort(key=lambda line: " stop " in line)  # last: the others are about a run that has succeeded
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(1200)]
+PROMISED_S = {"rungs": 60, "conversion": 60, "hidden states": 90, "training": 120, "decoding": 90, "whole": 480}
+SLOWER = 5  # the promises are of two quiet cores; docs/benchmarks.md has what was measured there
+
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(2700)]
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +74,34 @@ def evaluations(page: dict[str, Any], **wanted: str) -> list[dict[str, Any]]:
     return [row["values"] for row in rows if all(row["protocol"].get(key) == value for key, value in wanted.items())]
 
 
-def test_make_demo_teaches_a_drafter_within_eight_minutes(place: Path, environment: Mapping[str, str]) -> None:
+def phases(run: dict[str, Any], smoke: dict[str, Any]) -> dict[str, float]:
+    """Seconds of each part of the demo, as the jobs told them."""
+    path = RunDir(Path(run["workdir"]) / "runs" / run["id"]).attempt(1).events("rank0")
+    told = [decode(line) for line in path.read_bytes().splitlines()]
+
+    def begun(kind: str, **fields: str) -> float:
+        return next(e for e in told if e.kind == kind and fields.items() <= e.fields.items()).monotonic_s
+
+    loading, hidden = begun("stage", name="loading"), begun("progress", what="computing hidden states")
+    training, evaluating = begun("stage", name="training"), begun("stage", name="evaluating")
+    return {
+        "rungs": (
+            datetime.fromisoformat(smoke["ended_at"]) - datetime.fromisoformat(smoke["started_at"])
+        ).total_seconds(),
+        "conversion": hidden - loading,
+        "hidden states": training - hidden,
+        "training": evaluating - training,
+        "decoding": told[-1].monotonic_s - evaluating,
+    }
+
+
+def test_make_demo_teaches_a_drafter_within_eight_minutes(
+    place: Path, environment: Mapping[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The claim: acceptance length, really decoded, at least 0.4 tokens over the untrained drafter's, intervals apart."""
     started = time.monotonic()
 
-    printed = said(["make", "demo"], environment, ROOT, timeout_s=900)
+    printed = said(["make", "demo"], environment, ROOT, timeout_s=SLOWER * PROMISED_S["whole"])
 
     seconds = time.monotonic() - started
     page = json.loads(said([*DRAFTYARD, "show", "@last", "--json"], environment, ROOT))
@@ -82,9 +111,17 @@ def test_make_demo_teaches_a_drafter_within_eight_minutes(place: Path, environme
     assert trained["acceptance_length"] >= untrained["acceptance_length"] + 0.4
     assert trained["acceptance_length_low"] > untrained["acceptance_length_high"]
     assert trained["mismatches"] == 0, "the decoded text is the plain one, near ties explained"
-    assert all(words in printed for words in ("draftyard watch", "checkpoints/step-", page["run"]["id"]))
-    # The promise is 480 s on two quiet cores; this bound leaves room for a neighbour. docs/benchmarks.md has what was measured.
-    assert seconds < 600, f"the demo took {seconds:.0f} s"
+    (smoke,) = json.loads(said([*DRAFTYARD, "ls", "kind:smoke", "--kind", "all", "--json"], environment, ROOT))["runs"]
+    run = page["run"]
+    took = phases(run, smoke) | {"whole": seconds}
+    with capsys.disabled():
+        told = ", ".join(f"{name} {took[name]:.0f} s (promised {PROMISED_S[name]})" for name in took)
+        sys.stdout.write(f"\nthe demo took {told}\n")
+    assert [name for name in took if took[name] > SLOWER * PROMISED_S[name]] == []
+    assert f"newest on local: {run['workdir']}/runs/{run['id']}/checkpoints/step-00000700" in printed
+    ending = printed[printed.index("\nNext\n") :]
+    for command in (f"draftyard watch {run['id']}", f"draftyard show {run['id']}", "draftyard ls"):
+        assert f"\n  {command}" in ending
 
 
 def test_a_second_demo_starts_in_seconds_and_ctrl_c_leaves_its_run_going(environment: Mapping[str, str]) -> None:

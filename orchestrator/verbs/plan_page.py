@@ -213,13 +213,15 @@ def _advice(found: Planned, *, width: int | None, is_numbered: bool = False) -> 
 
 def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> list[str]:
     """A line for what a change buys; below it what to beware of and, whole, what to type."""
-    numbers = (Column(name, is_number=True) for name in ("saves GiB", "work"))
+    numbers = (Column(name, is_number=True) for name in ("must fit GiB", "saves GiB", "work"))
     columns = [Column("change"), *numbers, Column("result")]
-    places = gib_places(*(switch.saved_bytes for switch in found))
+    places = gib_places(*(switch.plan.driver_bytes for switch in found))
+    saved_places = gib_places(*(switch.saved_bytes for switch in found))
     rows = [
         [
             f"{place} {switch.name}" if is_numbered else switch.name,
-            in_gib(switch.saved_bytes, places=places),
+            in_gib(switch.plan.driver_bytes, places=places),
+            in_gib(switch.saved_bytes, places=saved_places),
             f"x{switch.work_factor:.2f}",
             "same" if switch.keeps_result else "differs",
         ]

@@ -120,6 +120,21 @@ def test_what_smoke_runs_took_beyond_their_plan_is_a_line_of_what_must_fit(place
     assert found.largest is None, "what is advised leaves that free"
 
 
+def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
+    found = plan_memory(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=40 * GIB)
+
+    page = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=40 * GIB)
+
+    line = page[page.index("What would fit") + 2]
+    best = found.switches[0]
+    assert line.split()[-4:] == [
+        in_gib(best.plan.driver_bytes),
+        in_gib(best.saved_bytes),
+        f"x{best.work_factor:.2f}",
+        "same",
+    ]
+
+
 def test_a_change_that_fits_tightly_is_called_so(places: Places) -> None:
     least = plan_memory(places, "qwen3.6-27b").spec
     while lower := switches(least):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from dataclasses import asdict, replace
@@ -405,6 +406,19 @@ def test_held_out_prompts_are_never_trained_on():
     )
 
     assert trained.isdisjoint(held_out)
+
+
+def test_the_demo_is_judged_by_prompts_that_nobody_looked_at_while_choosing_its_settings():
+    """Of the 50, three of each family had been decoded by then, or to compare losses: they stand last in the file."""
+    chats = read_chats(RECIPE_DATA / "smollm2.held_out.jsonl")
+    recipe = (RECIPE_DATA.parent / "smollm2.yaml").read_text(encoding="utf-8")
+
+    num_prompts = int(re.findall(r"num_prompts: (\d+)", recipe)[0])
+    seen = chats[-15:]
+    assert num_prompts <= len(chats) - len(seen)
+    assert seen[0].messages[0]["content"] == "What is 23 plus 22? Show the steps."
+    assert seen[-1].messages[0]["content"] == "What does the word mineral mean?"
+    assert len({chat.family for chat in chats[:num_prompts]}) == 5
 
 
 @pytest.mark.slow
