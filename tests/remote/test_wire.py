@@ -110,7 +110,11 @@ def test_every_kind_and_metric_is_described() -> None:
 
 
 def _line(body: str) -> bytes:
-    return body.encode()[:-1] + b',"crc":%d}\n' % zlib.crc32(body.encode())
+    return _crc(body.encode())
+
+
+def _crc(body: bytes) -> bytes:
+    return body[:-1] + b',"crc":%d}\n' % zlib.crc32(body)
 
 
 @pytest.mark.parametrize("time_s", ["1e300", "-1e300", "-1", "1e12", "NaN"])
@@ -131,6 +135,15 @@ def test_a_whole_number_that_no_database_holds_is_infinite() -> None:
     )
 
     assert event.fields["values"] == {"a": math.inf, "b": [-math.inf]}
+
+
+def test_bytes_that_are_no_text_are_refused_also_where_another_writer_did_not_escape_them() -> None:
+    head = b'{"v":1,"seq":1,"kind":"note","t":1.0,"mono":1.0,"text":"'
+
+    assert decode(_crc(head + "naïve 🙂".encode() + b'"}')).fields["text"] == "naïve 🙂"
+    for noise in (b"\xff", b"\xed\xa0\x80"):  # the second is half a surrogate pair
+        with pytest.raises(WireError, match="not JSON"):
+            decode(_crc(head + noise + b'"}'))
 
 
 def test_a_crc_of_thousands_of_digits_is_refused() -> None:
