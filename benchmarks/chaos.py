@@ -19,7 +19,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawValue
@@ -155,8 +155,11 @@ def _alive(process: multiprocessing.Process) -> Iterator[None]:
         process.join()
 
 
-def run(folder: Path, plan: Plan) -> Report:
-    """Writes, follows, kills, and checks; AssertionError when a record is lost, doubled or out of order, or a cut was not made."""
+def run(folder: Path, plan: Plan, tell: Callable[[str], object] = lambda text: None) -> Report:
+    """Writes, follows, kills, and checks; AssertionError when a record is lost, doubled or out of order, or a cut was not made.
+
+    `tell` hears of each kill.
+    """
     context = multiprocessing.get_context("fork")
     attempt, db = folder / "attempt", folder / "runs.db"
     attempt.mkdir()
@@ -176,6 +179,9 @@ def run(folder: Path, plan: Plan) -> Report:
             with _alive(follower):
                 due = plan.records if life == plan.kills else plan.records * (life + 1) // (plan.kills + 2)
                 _wait_for(db, due, chance)
+            made = f"{plan.cuts - cuts.value} of {plan.cuts} cuts, {min(life + 1, plan.kills)} of {plan.kills} kills"
+            tell(f"{time.monotonic() - began:.0f} s: {due:,} of {plan.records:,} records stored, {made}")
+    tell("every record is looked at")
     seconds = time.monotonic() - began
     check(db, plan)
     assert cuts.value == 0, f"{cuts.value} of {plan.cuts} cuts were not made: fewer cuts, or more records"
@@ -212,7 +218,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     plan = Plan(**vars(parser.parse_args()))
     with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder), plan)
+        report = run(Path(folder), plan, lambda text: print(text, file=sys.stderr, flush=True))
     print(
         f"{report.records:,} records, {report.cuts} cuts, {report.kills} kills, {report.truncations} truncations, "
         f"{report.rotations} rotations: each stored once, in order, in {report.seconds:.1f} s "
