@@ -3,7 +3,10 @@
 `make thorough` looks at 1,000 examples of each property whose test names no number of its own.
 """
 
+import atexit
+import gc
 import os
+from collections.abc import Generator
 from itertools import groupby
 from pathlib import Path
 
@@ -16,6 +19,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("house", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected and imported stays: looking for garbage in it took half the collection, and then part of each test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # for libraries that count at the end what was never let go of
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
