@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -26,6 +29,7 @@ NASTY = [
     b"token=", b"secret: ", b"hf_AbCdEfGhIjKl", b"password\n", b"=abcdefgh1", b"https://u:pw@h", b"Bearer ", b"abcdef0123456789",
     "\u212aey=abcdefgh1".encode(), "\u0130".encode(),
 ]  # fmt: skip
+PATIENCE_S = 90.0
 LOGS = st.lists(st.sampled_from(NASTY), max_size=24).map(b"".join)
 
 
@@ -223,6 +227,48 @@ def test_the_newest_lines_are_found_however_far_back_they_begin(
     _says(store, "a\nb\nc" + " " * 9000 + "d\ne\n", "")
 
     assert [line[:1] for line in _printed(capsys, "-n", "3", *words)][:3] == ["b", "c", "e"]
+
+
+# A process of its own, because the memory of this one holds what other tests have left.
+READ = """
+import sys
+from orchestrator import cli
+try:
+    cli.main(["logs", *sys.argv[1:]])
+finally:
+    print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.slow
+def test_five_gigabytes_are_printed_from_either_end_in_bounded_memory(store: Store) -> None:
+    many = "".join(f"line {number:06d}\n" for number in range(20_000))
+    _says(store, many, "")
+    path = store.logs.path(RUN, 1, "stdout")
+    with path.open("r+b") as log:  # sparse: costs no disk
+        log.truncate(5 * 1024**3)
+        log.seek(0, os.SEEK_END)
+        log.write(b"\n" + many.encode() + b"the very end\n")
+    command = [sys.executable, "-c", READ, RUN]
+
+    newest = [
+        subprocess.run([*command, "-n", "2", *words], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+        for words in ((), ("-f",))
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        oldest = [reading.stdout.readline() for _ in range(2)]
+        reading.stdout.close()  # as `| head -2` does; the rest of the 5 GiB is not read
+        said = reading.stderr.read()
+        reading.wait(PATIENCE_S)
+
+    for done in newest:
+        *shown, peak_kib = done.stdout.splitlines()
+        assert shown == ["line 019999", "the very end"]
+        assert int(peak_kib) < 200 * 1024
+    assert oldest == ["line 000000\n", "line 000001\n"]
+    assert said == ""
 
 
 def test_a_line_keeps_where_it_begins() -> None:
