@@ -26,7 +26,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,11 +102,15 @@ class Hosts:
     def names(self) -> list[str]:
         return list(self.by_name)
 
+    def knows(self, name: str) -> bool:
+        is_like = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns) and not name.startswith("-")
+        return name in self.by_name or is_like
+
     def find(self, name: str) -> Host:
         """UsageError for a name that nobody knows, with the nearest one."""
         if name in self.by_name:
             return self.by_name[name]
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns) and not name.startswith("-"):
+        if self.knows(name):
             return Host(name=name, source=self.files[1], address=name, ssh_config=self.ssh_config)
         near = difflib.get_close_matches(name, self.by_name, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -114,6 +118,18 @@ class Hosts:
             f"unknown host {name!r}{hint}\n  known hosts: {listed(name, self.by_name)}\n"
             f"  a host is an alias in {self.files[1]} or an entry in {self.files[0]}"
         )
+
+
+def hosts_file_of(names: Iterable[str], *, kept: Path | None, here: Path | None) -> Path | None:
+    """Which hosts.yaml a run's hosts are found in: the one it was launched with, as that is now, and the one here where
+    that one's folder is gone or it knows them no longer.
+
+    A database may hold runs of several folders, each with hosts of its own. Raises UsageError for a fault in the first.
+    """
+    if kept is None or not kept.parent.is_dir():
+        return here
+    hosts = Hosts.load(kept)
+    return kept if all(hosts.knows(name) for name in names) else here
 
 
 def read_env_file(path: Path) -> dict[str, str]:

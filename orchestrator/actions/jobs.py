@@ -18,9 +18,9 @@ from orchestrator.actions.caps import refuse_cap_above, refuse_cap_of_scripts
 from orchestrator.actions.commands import alike, train_commands, trainer_command
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.host_facts import NOTHING
-from orchestrator.actions.lots import Lot, inspect, opened
+from orchestrator.actions.lots import Lot, inspect, opened, refuse_namesakes
 from orchestrator.actions.meeting import meet
-from orchestrator.actions.order import Order, Settled, repair_of_node, settle, settle_stored
+from orchestrator.actions.order import Order, Settled, repair_of_node, settle, settle_stored, where_launched
 from orchestrator.actions.places import Places
 from orchestrator.actions.readiness import say_unprepared
 from orchestrator.actions.sending import Launched, Requirement, Task, resend, send
@@ -189,6 +189,7 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
             f"run {run.id} has succeeded; nothing of it is left to do\n  a new run of the same: {anew}\n"
             f"  once more all the same: draftyard mark {run.id} stopped WHY, then draftyard resume {run.id}"
         )
+    places = where_launched(places, run)
     settled = settle_stored(places, run, gpus=tuple(launched.get("named_gpus", ())))
     return resend(places, settled, run, train_commands(settled.spec), retry=taken_retry(), tell=tell)
 
@@ -216,6 +217,7 @@ def _beside(places: Places, selector: str, kind: Kind, *, tell: Tell) -> Launche
     with open_reader(places) as reader:
         run = reader.run(selector)
         checkpoints = reader.checkpoints(run.id)
+    places = where_launched(places, run)
     settled = replace(settle_stored(places, run), others=())  # its checkpoints lie on the first host alone
     _only_bundled(settled.spec, kind)
     if not checkpoints:
@@ -249,6 +251,7 @@ def _rehearsal(
     """`own`: GPUs that the job has on its other hosts already."""
     spec, tree, host = settled.spec, settled.tree, settled.host.name
     with open_reader(places) as reader:
+        refuse_namesakes(reader, settled, here=places.hosts_file)
         lot = Lot(settled, site)
         gpus, mark = inspect(lot, lambda choose: choose({**reader.promised_gpus(host), **own}), cap_bytes=cap_bytes)
         rows = [row for row in reader.evidence(recipe=spec.recipe) if row.branch == spec.branch]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from orchestrator import gate
@@ -16,8 +17,11 @@ from orchestrator.actions.readiness import refuse_shared_folders, refuse_unready
 from orchestrator.actions.site import Site, open_site
 from orchestrator.actions.spread import arithmetic, num_ranks
 from orchestrator.actions.telling import Tell
-from orchestrator.errors import DraftyardError
+from orchestrator.errors import DraftyardError, UsageError
+from orchestrator.host import Hop, Host, Hosts, hosts_file_of
 from orchestrator.launch import find_processes
+from orchestrator.shell.connect import endpoints
+from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Kind, RunRow
 from orchestrator.store.run_states import Choose
 from orchestrator.store.writes import Store
@@ -128,6 +132,49 @@ def _refuse_pair(first: Lot, second: Lot) -> None:
             f"the same\n  repair, on host {second.name}: "
             + install_command(second.site.place.python, f"torch=={_release(ours)}")
         )
+
+
+def refuse_namesakes(reader: Reader, settled: Settled, *, here: Path) -> None:
+    """Raises UsageError where a live run's host of another hosts.yaml is another machine of the same name.
+
+    Cards that are promised, silence and what was seen are kept by a host's name; of two machines each would be taken for
+    the other's.
+    """
+    for run in reader.live_runs():
+        kept = reader.hosts_file(run.id)
+        for each in settled.each if kept not in (None, here) else ():
+            if each.host.name in run.hosts and (theirs := _found(each.host.name, kept, here)) is not None:
+                _refuse_namesake(each.host, here, theirs, f"{kept}, where live run {run.id} has it from")
+
+
+def _found(name: str, kept: Path | None, here: Path) -> Host | None:
+    try:
+        return Hosts.load(hosts_file_of([name], kept=kept, here=here)).find(name)
+    except UsageError:  # a fault in theirs: nobody can tell, and their run waits until it is mended
+        return None
+
+
+def _refuse_namesake(ours: Host, here: Path, theirs: Host, where: str) -> None:
+    if _way_in(ours) == _way_in(theirs):
+        return
+    places = [" in ".join(reversed([place, *map(str, hops)])) for place, hops in map(_place, (ours, theirs))]
+    if places[0] != places[1]:
+        raise UsageError(
+            f"host {ours.name} is {places[0]} by {here}, and {places[1]} by {where}\n"
+            "  one name is one machine in one database: give it another name in hosts.yaml, or the runs another --db"
+        )
+
+
+def _way_in(host: Host) -> tuple[Any, ...]:
+    return (host.is_local, host.address, host.port, host.user, host.jump, host.hops)
+
+
+def _place(host: Host) -> tuple[str, tuple[Hop, ...]]:
+    """As ssh reads the two: one may spell a port or a user that the other has from ~/.ssh/config."""
+    if host.is_local:
+        return "local", host.hops
+    last = endpoints(host)[-1]
+    return f"{last.user}@{last.place}", host.hops
 
 
 def _share_cards(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

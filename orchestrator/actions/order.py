@@ -21,7 +21,7 @@ from orchestrator.actions.history import open_reader
 from orchestrator.actions.places import Places
 from orchestrator.actions.spread import ALONE, Node, gpus_each, refuse_uneven
 from orchestrator.errors import DraftyardError, UsageError
-from orchestrator.host import Host, Hosts, read_env_file
+from orchestrator.host import Host, Hosts, hosts_file_of, read_env_file
 from orchestrator.store.filter import check_tags
 from orchestrator.store.rows import Document, RunRow
 from orchestrator.store.run_id import check_run_id
@@ -185,6 +185,14 @@ def find_host(places: Places, name: str) -> Host:
         if name != places.host or origin == "built-in":
             raise
         raise UsageError(f"{error}\n  without --host it is the one of {origin}") from error
+
+
+def where_launched(places: Places, run: RunRow) -> Places:
+    """The places with the hosts.yaml that the run's hosts are found in, wherever one stands now."""
+    with open_reader(places) as reader:
+        kept = reader.hosts_file(run.id)
+    found = hosts_file_of(run.hosts, kept=kept, here=places.hosts_file)
+    return places if found is None else replace(places, hosts_file=found)
 
 
 def host_names(places: Places) -> list[str]:

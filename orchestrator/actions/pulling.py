@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.actions.history import exported_path, open_reader
-from orchestrator.actions.order import find_host
+from orchestrator.actions.order import find_host, where_launched
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError, UsageError
 from orchestrator.shell.connect import connect
@@ -52,7 +52,7 @@ def pull_artifacts(places: Places, selector: str, *, to: Path, tell: Callable[[s
 
 @contextmanager
 def _connected(places: Places, run: RunRow) -> Iterator[StreamShell]:
-    shell = connect(find_host(places, run.host))
+    shell = connect(find_host(where_launched(places, run), run.host))
     try:
         yield shell
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from orchestrator import gate
@@ -25,6 +26,7 @@ from orchestrator.actions.lots import (
     opened,
     refuse_leftovers,
     refuse_lost_checkpoints,
+    refuse_namesakes,
 )
 from orchestrator.actions.meeting import Meeting, meet
 from orchestrator.actions.order import Settled, new_id, repair_of_node
@@ -83,7 +85,8 @@ class Launched:
 def send(places: Places, settled: Settled, task: Task, *, tell: Tell = silent) -> Launched:
     """The whole way once. Raises HostError, MissingDependency, GateRefused or another DraftyardError."""
     with Store(places.db) as store, _followed(places, store, tell):
-        new = _row(settled, task)
+        refuse_namesakes(store.reader, settled, here=places.hosts_file)
+        new = _row(settled, task, places.hosts_file)
         run, is_ours = _begin(store, new)
         if not is_ours:
             return _adopted(store, run, new, tell)
@@ -160,6 +163,7 @@ def resend(
     """
     with Store(places.db) as store, _followed(places, store, tell), opened(settled, tell) as lots:
         assert run.tree_hash is not None
+        refuse_namesakes(store.reader, settled, here=places.hosts_file)
         trees = []
         for lot in lots:
             require(lot.site.facts, settled.spec, host=lot.name, python=lot.site.place.python)
@@ -174,6 +178,7 @@ def resend(
             run.id, after=run.attempt, retry=retry, launcher=this_process(), choose=choice(lots[0], run.kind)
         )
         with outcome(store, run.id, attempt=attempt, tell=tell):
+            store.keep_document(run.id, Document.HOSTS_FILE, str(places.hosts_file))
             for lot in lots[1:]:
                 store.promise_gpus(run.id, choice(lot, run.kind), host=lot.name)
         return _start(store, lots, run, attempt, (commands, trees), tell=tell)
@@ -322,11 +327,12 @@ def _followed(places: Places, store: Store, tell: Tell) -> Iterator[None]:
         tell(f"the job was started, its follower was not ({first_line(error)}); `draftyard wait` starts one")
 
 
-def _row(settled: Settled, task: Task) -> NewRun:
+def _row(settled: Settled, task: Task, hosts_file: Path) -> NewRun:
     spec, git = settled.spec, settled.git
     documents = {
         Document.SPEC: dump(spec),
         Document.LAUNCHER: this_process(),
+        Document.HOSTS_FILE: str(hosts_file),
         **({Document.GIT_PATCH: git.patch} if git.patch else {}),
     }
     force = task.requirement.force_reason if task.requirement else None

@@ -29,7 +29,7 @@ from orchestrator.follow.alerts import AlertThread, Post, webhook
 from orchestrator.follow.lease import lease, lock_file
 from orchestrator.follow.nodes import live_hosts
 from orchestrator.follow.threads import AFTER_FAULT_S, Connect, HostThread, Resume, RetryThread, retries
-from orchestrator.host import Hosts
+from orchestrator.host import Hosts, hosts_file_of
 from orchestrator.known import Known
 from orchestrator.launcher import RETRY
 from orchestrator.shell.connect import connect
@@ -161,12 +161,18 @@ def _follow_until_idle(follower: Follower) -> bool | None:
         return True if follower.ending.is_set() or not reader.live_runs() else None
 
 
-def connector(hosts_file: Path | None) -> Connect:
-    """Finds a host by name at each connection, so that an edited hosts.yaml counts from then on."""
+def connector(db: Path, hosts_file: Path | None) -> Connect:
+    """Finds a host by name at each connection, so that an edited hosts.yaml counts from then on.
+
+    In the hosts.yaml that the host's newest run was launched with: this follower may come of another folder.
+    """
 
     def connect_to(name: str) -> StreamShell:
+        with Reader(db) as reader:
+            kept = reader.newest_hosts_file(name)
         try:
-            return connect(Hosts.load(hosts_file).find(name))
+            file = hosts_file_of([name], kept=kept, here=hosts_file)
+            return connect(Hosts.load(file).find(name))
         except HostError:
             raise
         except DraftyardError as error:  # an unknown name or a fault in hosts.yaml: a person may repair it
@@ -206,7 +212,7 @@ def resume_by_verb(db: Path, hosts_file: Path) -> Resume:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.follow.follower", description=__doc__.splitlines()[0])
     parser.add_argument("--db", type=Path, required=True)
-    parser.add_argument("--hosts", type=Path, help="hosts.yaml; the one beside the database by default")
+    parser.add_argument("--hosts", type=Path, help="hosts.yaml for runs that kept none; by default beside the database")
     parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds with nothing live before it ends")
     options = parser.parse_args(arguments)
     ending = threading.Event()
@@ -216,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     address = os.environ.get("DRAFTYARD_WEBHOOK")
     follower = Follower(
         options.db,
-        connector(hosts_file),
+        connector(options.db, hosts_file),
         ending,
         idle_s=options.idle,
         resume=resume_by_verb(options.db, hosts_file),

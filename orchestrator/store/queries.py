@@ -70,6 +70,11 @@ NODES = """
     SELECT number, host, workdir, unreachable_since_s, ended_attempt, coalesce(end_json, '{}') AS end FROM nodes
     WHERE run_key = ? ORDER BY number"""
 
+NEWEST_HOSTS_FILE = """
+    SELECT text FROM documents d JOIN runs r ON r.key = d.run_key WHERE d.name = 'hosts_file'
+    AND (r.host = ?1 OR EXISTS (SELECT 1 FROM nodes n WHERE n.run_key = r.key AND n.host = ?1))
+    ORDER BY r.created_s DESC LIMIT 1"""
+
 MEMORY_PEAKS = """
     SELECT attempt, rank, stage, nullif(gpu, -1) AS gpu, allocated_bytes, reserved_bytes, driver_bytes, at_s
     FROM memory_peaks WHERE run_key = ? ORDER BY attempt, at_s, rank, gpu"""

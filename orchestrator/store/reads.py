@@ -129,6 +129,16 @@ class Reader:
         rows = self.database.all("SELECT text FROM documents WHERE run_key = ? AND name = ?", (self._key(run_id), name))
         return str(rows[0][0]) if rows else None
 
+    def hosts_file(self, run_id: str) -> Path | None:
+        """The hosts.yaml that the run's hosts were found in, where that was kept."""
+        kept = self.document(run_id, Document.HOSTS_FILE)
+        return Path(kept) if kept else None
+
+    def newest_hosts_file(self, host: str) -> Path | None:
+        """The same of the newest run that names this host."""
+        rows = self.database.all(queries.NEWEST_HOSTS_FILE, (host,))
+        return Path(rows[0][0]) if rows else None
+
     def attempts(self, run_id: str) -> list[AttemptRow]:
         """Oldest first."""
         rows = self.database.all(queries.ATTEMPTS, (self._key(run_id),))

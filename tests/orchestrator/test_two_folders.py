@@ -1,0 +1,126 @@
+"""Two folders, each with a hosts.yaml of its own, and one database: every run is reached as it was launched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.actions.lots import refuse_namesakes
+from orchestrator.actions.order import Order, Settled
+from orchestrator.errors import UsageError
+from orchestrator.follow.lease import is_followed
+from orchestrator.host import Hosts, hosts_file_of
+from orchestrator.store.rows import Document
+from orchestrator.store.writes import Store
+from tests import sshd
+from tests.orchestrator.runs import RUN, new_run, started
+from tests.orchestrator.yard import Yard
+from tests.remote.specs import tiny_spec
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    ours, theirs = tmp_path / "ours" / "hosts.yaml", tmp_path / "theirs" / "hosts.yaml"
+    for file in (ours, theirs):
+        file.parent.mkdir()
+    ours.write_text("hosts: {gpu: {address: 10.0.0.1, user: me}, mine: {address: 10.0.0.7, user: me}}")
+    theirs.write_text("hosts: {gpu: {address: 10.0.0.2, user: me}}")
+    return ours, theirs
+
+
+def test_a_host_is_looked_up_where_its_run_was_launched_and_here_once_that_is_gone(folders: tuple[Path, Path]) -> None:
+    ours, theirs = folders
+
+    assert hosts_file_of(["gpu"], kept=ours, here=theirs) == ours
+    assert hosts_file_of(["gpu", "local"], kept=ours, here=theirs) == ours
+    assert hosts_file_of(["gpu"], kept=None, here=theirs) == theirs  # of an older draftyard
+    ours.write_text("hosts: {other: }")
+    assert hosts_file_of(["gpu"], kept=ours, here=theirs) == theirs  # no longer known there
+    shutil.rmtree(ours.parent)
+    assert hosts_file_of(["gpu"], kept=ours, here=theirs) == theirs
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_refused"),
+    [
+        ("{address: 10.0.0.2, user: me}", True),
+        ("{address: 10.0.0.1, user: me, port: 2222}", True),
+        ("{address: 10.0.0.1, user: me, hop: pct:200}", True),
+        ("{address: 10.0.0.1, user: me, port: 22, gpus: [1]}", False),  # the same machine, spelled otherwise
+        ("{address: 10.0.0.1, user: me}", False),
+    ],
+)
+def test_another_machine_of_the_name_of_a_live_runs_host_is_refused(
+    folders: tuple[Path, Path], tmp_path: Path, entry: str, is_refused: bool
+) -> None:
+    """GPUs that are promised and hosts that are silent are known by their name."""
+    ours, here = folders
+    here.write_text(f"hosts: {{gpu: {entry}}}")
+    with Store(tmp_path / "runs.db") as store:
+        started(store, host="gpu", documents={Document.SPEC: "{}", Document.HOSTS_FILE: str(ours)})
+        unasked = cast("Any", None)
+        host = Hosts.load(here).find("gpu")
+        settled = Settled(Order("tiny", host="gpu"), tiny_spec(), host, tree=unasked, git=unasked, env={})
+
+        if is_refused:
+            with pytest.raises(UsageError, match=r"me@10\.0\.0\.1:22 by .*ours/hosts\.yaml.*\n.*another name") as told:
+                refuse_namesakes(store.reader, settled, here=here)
+            assert RUN in str(told.value)
+        refuse_namesakes(store.reader, replace(settled, host=replace(host, name="else")), here=here)
+        if not is_refused:
+            refuse_namesakes(store.reader, settled, here=here)
+
+
+def test_the_newest_run_of_a_host_says_where_it_is_found(tmp_path: Path) -> None:
+    with Store(tmp_path / "runs.db") as store:
+        for number, file in enumerate(("/a/hosts.yaml", "/b/hosts.yaml")):
+            text = {Document.SPEC: "{}", Document.HOSTS_FILE: file}
+            store.create_run(new_run(f"run-{number}", host="first", more_hosts=("second",), documents=text))
+        store.create_run(new_run("run-2", host="third"))
+
+        found = [store.reader.newest_hosts_file(name) for name in ("first", "second", "third", "fourth")]
+
+    assert found == [Path("/b/hosts.yaml"), Path("/b/hosts.yaml"), None, None]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[sshd.Server]:
+    with sshd.running(tmp_path / "sshd") as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_a_follower_of_one_folder_follows_what_another_one_launches(
+    server: sshd.Server, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "another project"
+    shutil.copytree(yard.root, other)
+    monkeypatch.setenv("DRAFTYARD_DB", str(yard.root / "runs.db"))
+    for name, folder in (("alpha", yard.root), ("beta", other)):
+        more = {"work_dir": json.dumps(str(tmp_path / name)), "python": sys.executable}
+        (folder / "hosts.yaml").write_text(server.hosts_yaml(**more).replace("box:", f"{name}:"))
+    assert yard.run("launch", "tiny", "-b", "slow", "--host", "alpha", "--force", "x", "--id", "first") == 0, yard.err
+    ends_s = time.monotonic() + PATIENCE_S
+    while not is_followed(yard.root / "runs.db"):
+        assert time.monotonic() < ends_s
+        time.sleep(0.02)
+    monkeypatch.chdir(other)
+
+    assert yard.run("launch", "tiny", "--host", "beta", "--force", "x", "--id", "second") == 0, yard.err
+    assert yard.run("wait", "second", "--timeout", "90s") == 0, yard.err
+
+    assert yard.json("show", "first")["run"]["state"] in ("setting_up", "running")  # so it was that one's follower
+    assert yard.run("stop", "first", "--now", "--timeout", "90s") == 0, yard.err  # nor is alpha known here
+    monkeypatch.chdir(yard.root)
+    assert yard.run("resume", "second") == 1  # nothing of it is left to do, which is not "unknown host"
+    assert yard.run("pull", "second", "--to", str(tmp_path / "pulled")) == 0, yard.err
