@@ -1,4 +1,4 @@
-"""Deeds, help and palette for every screen: what the keys that are not about drawing do.
+"""Deeds for every screen, and which keys are offered: what the keys that are not about drawing do.
 
 Deeds run in a thread, after a question where something could be lost; what they answer becomes a
 toast. A read-only screen refuses them all.
@@ -7,36 +7,32 @@ toast. A read-only screen refuses them all.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from textual.app import App, SuspendNotSupported
+from textual.app import SuspendNotSupported
 from textual.binding import Binding
 
 from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Document, RunRow
 from tui.confirm import Confirm
-from tui.deeds import DEEDS, Deed, asking, deed_named
+from tui.deeds import Deed, asking, deed_named
 from tui.detail import read_document
 from tui.editor import Finding, edit, editor
-from tui.keys_help import KeysHelp
 from tui.ordering import TROUBLE, refusal
-from tui.palette import Command, Palette
 
 if TYPE_CHECKING:
     from tui.app import Draftyard
 
-_ACTING = ("deed", "climb", "launch", "orphans", "edit", "follow")  # actions that start, stop or change something
-_MOVING = ("table.", "sheet.")  # of the names of keys
+ACTING = ("deed", "climb", "launch", "orphans", "edit", "follow")  # actions that start, stop or change something
 Chosen = tuple[RunRow, tuple[int, ...]]  # a run and its GPUs
 
 
 async def ask_and_do(app: Draftyard, name: str, chosen: Chosen) -> None:
     """Asks where the deed warns, then does it in a thread."""
     deed, (run, gpus) = deed_named(name), chosen
-    if not fits(app, deed, run):
-        app.notify(f"{run.id} is {run.state}: nothing to {deed.name}", severity="warning")
+    if why := why_not(app, deed, run):
+        app.notify(f"{run.id}: nothing to {deed.name}; {why}", severity="warning")
         return
     if not app.may_act():
         return
@@ -52,12 +48,12 @@ async def ask_and_do(app: Draftyard, name: str, chosen: Chosen) -> None:
         do(True)
 
 
-def fits(app: Draftyard, deed: Deed, run: RunRow) -> bool:
-    """Whether the deed is for this run as it was last read, with what is wished of it."""
+def why_not(app: Draftyard, deed: Deed, run: RunRow) -> str:
+    """Why the deed is not for this run as it was last read, with what is wished of it; empty where it is."""
     wishes = app.shown.wishes if app.shown else ()
     if deed.is_for_ours and not _is_ours(app, run):
-        return False
-    return deed.fits(run, [wish for wish in wishes if wish.run_id == run.id])
+        return "only the bundled trainer's runs have what it reads"
+    return deed.why_not(run, [wish for wish in wishes if wish.run_id == run.id])
 
 
 def _is_ours(app: Draftyard, run: RunRow) -> bool:
@@ -75,10 +71,10 @@ def offered(app: Draftyard, binding: Binding) -> bool:
     Pressed all the same, it says why nothing is done.
     """
     action, _, rest = binding.action.partition("(")
-    if app.readonly and action in _ACTING:
+    if app.readonly and action in ACTING:
         return False
     chosen = app.chosen()
-    return action != "deed" or (chosen is not None and fits(app, deed_named(rest.strip("')")), chosen[0]))
+    return action != "deed" or (chosen is not None and not why_not(app, deed_named(rest.strip("')")), chosen[0]))
 
 
 def _do(app: Draftyard, deed: Deed, run_id: str) -> None:
@@ -100,51 +96,3 @@ async def find_and_edit(app: Draftyard, finding: Finding) -> None:
     except (DraftyardError, SuspendNotSupported) as error:
         app.notify(str(error).splitlines()[0], severity="error")
     app.refresh(layout=True)
-
-
-def open_help(app: Draftyard) -> None:
-    app.push_screen(KeysHelp([(key, _sentence(binding)) for key, binding in _keys(app)]))
-
-
-def open_palette(app: Draftyard, chosen: Chosen | None) -> None:
-    """The deeds that fit the chosen run, then every key's action; what only moves the cursor comes last."""
-    keys = [(key, binding) for key, binding in _keys(app) if binding.action != "palette"]
-    keys.sort(key=lambda item: str(item[1].id).startswith(_MOVING))  # the sort is stable
-    commands = [Command(_sentence(binding), key, _runner(app, binding)) for key, binding in keys]
-    if chosen is not None and not app.readonly:
-        run = chosen[0]
-        deeds = [
-            Command(
-                f"{deed.words}: {run.recipe}/{run.branch} {run.id}",
-                deed.name,
-                partial(ask_and_do, app, deed.name, chosen),
-            )
-            for deed in DEEDS
-            if fits(app, deed, run)
-        ]
-        commands = [*deeds, *commands]
-    app.push_screen(Palette(commands))
-
-
-def _keys(app: Draftyard) -> list[tuple[str, Binding]]:
-    """(key as shown, binding) of everything that works now, once each."""
-    found: dict[str, tuple[list[str], Binding]] = {}
-    for active in app.screen.active_bindings.values():
-        binding = active.binding
-        if active.enabled and binding.id and binding.description and offered(app, binding):  # ours have ids
-            found.setdefault(binding.action, ([], binding))[0].append(app.get_key_display(active.binding))
-    return [(" ".join(dict.fromkeys(keys)), binding) for keys, binding in found.values()]
-
-
-def _runner(app: App[None], binding: Binding) -> Callable[[], None]:
-    nodes = {active.binding.action: active.node for active in app.screen.active_bindings.values()}
-
-    def run() -> None:
-        app.call_later(app.run_action, binding.action, nodes[binding.action])
-
-    return run
-
-
-def _sentence(binding: Binding) -> str:
-    words = binding.tooltip or binding.description
-    return words[:1].upper() + words[1:]

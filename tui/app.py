@@ -24,7 +24,8 @@ from textual.timer import Timer
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError
-from tui.acting import Chosen, ask_and_do, find_and_edit, open_help, open_palette
+from tui.acting import Chosen, ask_and_do, find_and_edit
+from tui.commands import open_help, open_palette
 from tui.compare import CompareScreen
 from tui.faults import trouble
 from tui.filters import Ascii
@@ -44,6 +45,7 @@ from tui.turns import TYPED, Turns
 
 # Signs of keys that have no likeness in ASCII: `^` would read as ctrl.
 _KEY_NAMES = {"⏎": "enter", "↑": "up", "↓": "down", "←": "left", "→": "right", "←→": "left/right", "⌫": "backspace"}
+NO_RUN = "No run is chosen here."
 TICK_S = 0.5
 SLOW_READ_S = 1.0  # a reading that takes longer is told on the top line
 FOLLOW_AGAIN_S = 10.0  # between two tries to start the follower
@@ -297,7 +299,9 @@ class Draftyard(App[None]):
 
     def action_copy_id(self) -> None:
         """Through the terminal's clipboard sequence (OSC 52), which also works over SSH."""
-        if (chosen := self.chosen()) is not None:
+        if (chosen := self.chosen()) is None:
+            self.notify(NO_RUN, timeout=3)
+        else:
             self.copy_to_clipboard(chosen[0].id)
             self.notify(f"Copied {chosen[0].id}.", timeout=3)
 
@@ -318,7 +322,7 @@ class Draftyard(App[None]):
         open_help(self)
 
     def action_palette(self) -> None:
-        open_palette(self, self.chosen())
+        open_palette(self)
 
     def chosen(self) -> Chosen | None:
         """The run that keys act on, with its GPUs."""
@@ -326,7 +330,9 @@ class Draftyard(App[None]):
         return screen.chosen() if screen else None
 
     async def action_deed(self, name: str) -> None:
-        if (chosen := self.chosen()) is not None:
+        if (chosen := self.chosen()) is None:
+            self.notify(NO_RUN, timeout=3)
+        else:
             await ask_and_do(self, name, chosen)
 
     def may_act(self) -> bool:

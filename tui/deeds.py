@@ -23,7 +23,7 @@ from tui.wording import hosts_told, state_word
 class Deed:
     name: str  # as the CLI's verb
     words: str  # what it does, for the palette
-    fits: Callable[[RunRow, Sequence[IntentRow]], bool]  # with the run's open wishes
+    why_not: Callable[[RunRow, Sequence[IntentRow]], str]  # with the run's open wishes; empty where it can be done
     do: Callable[[Places, str], str]  # (places, run id) -> one line that says what was done
     warning: str = ""  # what may be lost; asked before it is done
     is_for_ours: bool = (
@@ -58,31 +58,35 @@ def _remove(places: Places, run_id: str) -> str:
     return f"{run_id}: in the bin; draftyard restore {run_id} takes it out again"
 
 
-def _has_ended(run: RunRow, _wishes: Sequence[IntentRow]) -> bool:
-    return run.state.is_final
+def _not_live(run: RunRow, wishes: Sequence[IntentRow]) -> str:
+    return "" if can_stop(run, wishes) else f"it is {state_word(run.state)}, and no retry is to come"
 
 
-def _is_ended_training(run: RunRow, _wishes: Sequence[IntentRow]) -> bool:
-    return run.state.is_final and run.kind == "train"
+def _not_ended(run: RunRow, _wishes: Sequence[IntentRow]) -> str:
+    return "" if run.state.is_final else f"it is {state_word(run.state)}: stop it first"
+
+
+def _no_ended_training(run: RunRow, wishes: Sequence[IntentRow]) -> str:
+    return _not_ended(run, wishes) if run.kind == "train" else f"it is a job of kind {run.kind}, no training"
 
 
 _STOP_WARNING = "The job is asked to end and may save first."
 _CALL_OFF_WARNING = "It has ended; what is called off is the retry that is to come."
 
 DEEDS = (
-    Deed("stop", "Stop the run and free its GPUs", can_stop, _stop, _STOP_WARNING),
-    Deed("resume", "Start a new attempt from the last checkpoint", _is_ended_training, _resume),
+    Deed("stop", "Stop the run and free its GPUs", _not_live, _stop, _STOP_WARNING),
+    Deed("resume", "Start a new attempt from the last checkpoint", _no_ended_training, _resume),
     Deed(
         "evaluate",
         "Measure the acceptance length of the newest checkpoint",
-        _is_ended_training,
+        _no_ended_training,
         _evaluate,
         is_for_ours=True,
     ),
     Deed(
-        "export", "Write the drafter as a folder that public tools load", _is_ended_training, _export, is_for_ours=True
+        "export", "Write the drafter as a folder that public tools load", _no_ended_training, _export, is_for_ours=True
     ),
-    Deed("rm", "Move the run to the bin", _has_ended, _remove, "Nothing is deleted; `restore` takes it out again."),
+    Deed("rm", "Move the run to the bin", _not_ended, _remove, "Nothing is deleted; `restore` takes it out again."),
 )
 
 

@@ -12,9 +12,14 @@ from textual.dom import DOMNode
 
 def binding_names() -> list[str]:
     """Every key of every screen by the name under which a settings file may give it another."""
+    return sorted(all_bindings())
+
+
+def all_bindings() -> dict[str, Binding]:
+    """Name -> key, of every screen."""
     rooms = [kind for kind in (App, *_kinds_below(DOMNode)) if kind.__module__.startswith("tui.")]
     bound = [binding for kind in rooms for binding in kind.__dict__.get("BINDINGS", [])]
-    return sorted({binding.id for binding in bound if isinstance(binding, Binding) and binding.id})
+    return {binding.id: binding for binding in bound if isinstance(binding, Binding) and binding.id}
 
 
 def _kinds_below(kind: type[Any]) -> Iterator[type[Any]]:

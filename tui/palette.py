@@ -1,9 +1,10 @@
-"""The command palette: every action that works now, found by typing a part of its words."""
+"""The command palette: every action, found by typing a part of its words; of what cannot be done now it says why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from textual import on
@@ -14,14 +15,19 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from tui.field import Field
+from tui.pieces import Line, Piece, fitted
+from tui.sheet import Sheet
 from tui.table import Column, Table
 
 
 @dataclass(frozen=True)
 class Command:
+    name: str  # of its key, or `deed.` and the verb
     words: str
     key: str  # how else it is reached; empty where only from here
-    do: Callable[[], object]  # may be a coroutine's
+    do: Callable[[], object] = lambda: None  # may be a coroutine's
+    why_not: str = ""  # why it cannot be done now
+    is_far: bool = False  # it belongs elsewhere: listed where its words are typed
 
 
 class Palette(ModalScreen[None]):
@@ -30,7 +36,8 @@ class Palette(ModalScreen[None]):
     Palette > Vertical { width: 74; max-width: 96%; height: 16; max-height: 90%; margin-top: 2; padding: 0 1;
         background: $yard-raised; border: round $yard-accent; }
     Palette Input { height: 1; border: none; background: $yard-raised; padding: 0 1; }
-    Palette Table { background: $yard-raised; }
+    Palette Table, Palette Sheet { background: $yard-raised; }
+    Palette Sheet { height: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Close", show=False, id="palette.close"),
@@ -43,15 +50,18 @@ class Palette(ModalScreen[None]):
         self._all = commands
         self._shown = list(commands)
         self._box = Field(compact=True, placeholder="what to do")
-        self._table = Table((Column("", 0), Column("key", 10, right=True)), empty="Nothing of that name works here.")
+        self._table = Table((Column("", 0), Column("key", 10, right=True)), empty="Nothing has that name.")
+        self._why = Sheet()
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield self._box
             yield self._table
+            yield self._why
 
     def on_mount(self) -> None:
         self._show("")
+        self._why.show(lambda width, _height: [fitted(self._why_line(), width)])
         self._box.focus()
 
     def action_move(self, by: int) -> None:
@@ -61,19 +71,36 @@ class Palette(ModalScreen[None]):
     def narrow(self, event: Input.Changed) -> None:
         self._show(event.value)
 
+    @on(Table.Moved)
+    def tell_why(self) -> None:
+        self._why.redraw()
+
     @on(Input.Submitted)
     @on(Table.Opened)
     def choose(self) -> None:
-        if self._shown:
-            command = self._shown[self._table.cursor]
-            self.dismiss()
-            self.app.call_later(command.do)
+        command = self._chosen
+        if command is None:
+            return
+        self.dismiss()
+        told = partial(self.app.notify, f"{command.words}: {command.why_not}.", severity="warning")
+        self.app.call_later(told if command.why_not else command.do)
+
+    @property
+    def _chosen(self) -> Command | None:
+        return self._shown[self._table.cursor] if self._shown else None
+
+    def _why_line(self) -> Line:
+        command = self._chosen
+        return [(f"  Not now: {command.why_not}", "warn")] if command and command.why_not else []
 
     def _show(self, text: str) -> None:
         parts = text.lower().split()
-        self._shown = [command for command in self._all if all(part in command.words.lower() for part in parts)]
-        self._table.set_rows(
-            [command.words for command in self._shown],
-            lambda row: ([(self._shown[row].words, "text")], [(self._shown[row].key, "muted")]),
-        )
+        found = [command for command in self._all if all(part in command.words.lower() for part in parts)]
+        self._shown = [command for command in found if parts or not command.is_far]
+        self._table.set_rows([command.name for command in self._shown], self._row)
         self._table.action_ends(-1)
+        self._why.redraw()
+
+    def _row(self, index: int) -> list[list[Piece]]:
+        command = self._shown[index]
+        return [[(command.words, "muted" if command.why_not else "text")], [(command.key, "muted")]]

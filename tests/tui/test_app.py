@@ -18,7 +18,7 @@ from orchestrator.store.rows import NewRun, State
 from orchestrator.store.writes import Store
 from tests.tui.golden import opened, press, shown
 from tests.tui.world import NOW_S, Writer, Yard, steps
-from tests.tui.yard import DONE, LIVE, OOM
+from tests.tui.yard import LIVE, OOM
 from tui.app import Draftyard
 from tui.faults import trouble
 from tui.keys import binding_names
@@ -269,31 +269,6 @@ async def test_a_read_only_screen_refuses_deeds(yard_copy: Path, tmp_path: Path,
     async with opened(app, "j", "x"):
         assert isinstance(app.screen, RunsScreen)
         assert "only looks" in screen_text(app)
-
-
-@pytest.mark.parametrize("is_readonly", [True, False])
-async def test_a_read_only_palette_offers_no_deed(
-    is_readonly: bool, yard_copy: Path, tmp_path: Path, open_app: Open
-) -> None:
-    places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=yard_copy)
-    app = open_app(yard_copy, places=places, readonly=is_readonly)
-    async with opened(app, "j", "colon") as pilot:
-        await press(app, pilot, *"stop")
-        assert ("Stop the run" in screen_text(app)) != is_readonly
-
-
-async def test_the_palette_does_what_its_words_say(yard_copy: Path, tmp_path: Path, open_app: Open) -> None:
-    places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=yard_copy)
-    app = open_app(yard_copy, places=places)
-    async with opened(app, *("j" * 4), "colon") as pilot:
-        await press(app, pilot, *"bin smollm2", "enter")
-        question = await shown(app, pilot, "rm smollm2/demo")
-        await pilot.press("y")
-        await shown(app, pilot, "in the bin")
-
-    assert f"rm smollm2/demo  {DONE}" in question
-    with Reader(yard_copy) as reader:
-        assert reader.run(DONE).removed_s is not None
 
 
 @pytest.mark.parametrize("size", [(20, 5), (59, 24), (80, 13)])

@@ -15,7 +15,7 @@ from orchestrator.store.rows import CheckpointRow, Document, MemoryPeakRow, Stat
 from tests.tui.golden import opened, shown
 from tests.tui.world import GIB, NOW_S, Yard
 from tests.tui.yard import LIVE
-from tui.acting import fits
+from tui.acting import why_not
 from tui.app import Draftyard
 from tui.chart import Look
 from tui.checkpoints import checkpoint_lines
@@ -200,7 +200,7 @@ async def test_no_evaluation_is_offered_of_what_a_script_did(
     async with opened(app, size=(110, 30)) as pilot:
         offered: dict[str, set[str]] = {}
         for run in app.shown.runs if app.shown else ():
-            offered[run.id] = {deed.name for deed in DEEDS if fits(app, deed, run)}
+            offered[run.id] = {deed.name for deed in DEEDS if not why_not(app, deed, run)}
         await pilot.pause()
 
     assert {"evaluate", "export"} <= offered["n2wq7kdx"]
