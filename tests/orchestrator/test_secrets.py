@@ -1,6 +1,7 @@
-"""Canaries in an env file, looked for everywhere a run leaves something: locally, over ssh, in a container behind ssh.
+"""Canaries in an env file, and in the webhook's address, looked for everywhere a run leaves something: locally, over
+ssh, in a container behind ssh.
 
-Database, logs as shown, run folder, shipped tree, what verbs print, an exported table, a crash report, and every
+Database, what is posted, logs as shown, run folder, shipped tree, what verbs print, an exported table, a crash report, and every
 process's arguments and environment for as long as the run takes. They have no shape to know them by: what is tested
 is that they are known by value.
 """
@@ -17,16 +18,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.actions.places import find_places
 from remote.hiding import spellings
 from tests import container, sshd
+from tests.orchestrator.test_alerts import Receiver, receiver
 from tests.orchestrator.yard import Yard
 from tui.log_page import LogAsk, read_log
 from tui.snapshot import Room
 
+__all__ = ["receiver"]  # a fixture
 pytestmark = pytest.mark.slow  # real servers, real jobs
 
 PASSWORD = "a'9$ü@\\"  # Python, JSON and addresses each spell it in a way of their own
@@ -56,6 +60,7 @@ class Watch:
     """Looks at every process again and again; what it found wrong is in `seen`."""
 
     canaries: tuple[bytes, ...]
+    address: bytes  # of the webhook: the follower has it in its environment, no job has
     seen: set[str] = field(default_factory=set)
     num_holders: int = 0  # looks at a job of ours that has the canary, as it should
     is_over: threading.Event = field(default_factory=threading.Event)
@@ -69,9 +74,11 @@ class Watch:
 
     def _look_at(self, process: Path) -> None:
         line = (process / "cmdline").read_bytes()
-        if any(canary in line for canary in self.canaries):
+        if any(secret in line for secret in (*self.canaries, self.address)):
             self.seen.add(f"arguments: {line[:80]!r}")
         environment = (process / "environ").read_bytes()
+        if self.address in environment and b"\0DRAFTYARD_ATTEMPT=1\0" in environment:
+            self.seen.add(f"the webhook in the environment of: {line[:80]!r}")
         if any(canary in environment for canary in self.canaries):
             self.num_holders += 1
             if self.sign is not None:
@@ -81,8 +88,8 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _watching(*canaries: str) -> Iterator[Watch]:
-    watch = Watch(tuple(canary.encode() for canary in canaries))
+def _watching(*canaries: str, address: str) -> Iterator[Watch]:
+    watch = Watch(tuple(canary.encode() for canary in canaries), address.encode())
     thread = threading.Thread(target=watch.look)
     thread.start()
     try:
@@ -117,14 +124,17 @@ def _host(way: str, folder: Path, env_file: Path) -> Iterator[tuple[str, Path]]:
     "way",
     ["local", "ssh", pytest.param("pct", marks=pytest.mark.skipif(bool(NO_CONTAINER), reason=str(NO_CONTAINER)))],
 )
-def test_a_canary_is_found_nowhere_but_in_its_file_and_in_the_job(yard: Yard, tmp_path: Path, way: str) -> None:
-    canary = "".join(secrets.choice(string.ascii_letters) for _ in range(37))
+def test_a_canary_is_found_nowhere_but_in_its_file_and_in_the_job(
+    yard: Yard, tmp_path: Path, way: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary, address = ("".join(secrets.choice(string.ascii_letters) for _ in range(37)) for _ in range(2))
+    monkeypatch.setenv("DRAFTYARD_WEBHOOK", f"{receiver.url}/{address}")
     env_file = tmp_path / "secret.env"
     env_file.write_text(f"HUB={canary}\nDB_PW={PASSWORD}\n")
     (yard.root / "recipes" / "job" / "train.py").write_text(CRASH)
     name, said = "local" if way == "local" else "box", ""
 
-    with _host(way, tmp_path, env_file) as (entry, there), _watching(canary, PASSWORD) as watch:
+    with _host(way, tmp_path, env_file) as (entry, there), _watching(canary, PASSWORD, address=address) as watch:
         (yard.root / "hosts.yaml").write_text(entry)
         watch.sign = there / "seen"
         code = yard.run("launch", "tiny", "--host", name, "--force", "the canary needs no rung", "--follow")
@@ -150,12 +160,16 @@ def test_a_canary_is_found_nowhere_but_in_its_file_and_in_the_job(yard: Yard, tm
             yard.run(*words)
             said += yard.out + yard.err
         said += _screen(yard)
+        posted = json.dumps(_posted(receiver), ensure_ascii=False)
         time.sleep(0.5)  # the supervisor's last breath
         kept = {path: content for root in (yard.root, there) for path, content in _files(root)}
 
     assert watch.num_holders > 0
     assert watch.seen == set()
-    assert [spelled for spelled in spellings([canary, PASSWORD]) if spelled in said] == []
+    assert [spelled for spelled in spellings([canary, PASSWORD]) if spelled in said + posted] == []
+    assert "RuntimeError: 401 for " in posted, posted
+    assert address not in said + posted
+    assert [path for path, content in kept.items() if address.encode() in content] == []
     assert "401 for " in said  # the crash report is there, without the secrets
     assert "working as *****" in said
     # What a job prints lies as it is in its log, on its host and here; stars are put over it where it is read.
@@ -169,6 +183,15 @@ def test_a_canary_is_found_nowhere_but_in_its_file_and_in_the_job(yard: Yard, tm
     assert found == {env_file} & kept.keys()
     assert any(path.name == "runs.db" for path in kept)
     assert any(path.name.startswith("events.") for path in kept)
+
+
+def _posted(receiver: Receiver) -> list[dict[str, Any]]:
+    """All bodies, once that of the run's end has come."""
+    deadline = time.monotonic() + 120
+    while not any(body["state"] == "failed" for body in list(receiver.bodies)):
+        assert time.monotonic() < deadline, receiver.bodies
+        time.sleep(0.05)
+    return receiver.bodies
 
 
 def _files(root: Path) -> Iterator[tuple[Path, bytes]]:
