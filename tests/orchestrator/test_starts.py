@@ -25,6 +25,7 @@ from orchestrator.follow.lease import is_followed
 from orchestrator.launcher import is_alive, this_process
 from orchestrator.store.rows import RunRow, State
 from orchestrator.store.writes import Store
+from remote.wire import decode
 from tests.orchestrator.runs import RUN, again, new_run
 from tests.orchestrator.yard import RECIPE, Yard
 
@@ -318,14 +319,25 @@ def test_a_named_card_is_asked_for_again_by_a_resume(yard: Yard) -> None:
     assert yard.json("show", first)["launch"]["gpus"] == ["GPU-00000001-aaaa"]
 
 
+NIGHTLY = ("launch", "tiny", "--force", "a test", "--id", "nightly")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "stage"),
+    [
+        (signal.SIGINT, "--attempt"),  # the supervisor's interpreter is on its way
+        (signal.SIGTERM, "--attempt"),
+        (signal.SIGKILL, "--attempt"),
+        (signal.SIGKILL, "train.py"),  # the job's is, and has told no event
+    ],
+)
 def test_a_launch_that_is_ended_after_the_spawn_leaves_the_truth_to_the_folder(
-    yard: Yard, number: signal.Signals
+    yard: Yard, number: signal.Signals, stage: str
 ) -> None:
-    asked, go = _gate(yard, "--attempt")
-    launch = _draftyard("launch", "tiny", "--force", "a test")
-    run = _wait(yard, lambda _: asked.exists())  # the supervisor's interpreter is on its way
+    asked, go = _gate(yard, stage)
+    launch = _draftyard(*NIGHTLY, "--follow")
+    run = _wait(yard, lambda _: asked.exists())
     assert run.state == State.SETTING_UP
 
     launch.send_signal(number)
@@ -335,17 +347,21 @@ def test_a_launch_that_is_ended_after_the_spawn_leaves_the_truth_to_the_folder(
     if number == signal.SIGINT:
         assert f"draftyard wait {run.id}" in err
     assert not _wait(yard, lambda _: True).state.is_final
+    assert yard.run(*NIGHTLY) == 0, yard.err  # as a script says it that heard no answer
     go.touch()
     assert yard.run("wait", run.id, "--timeout", f"{PATIENCE_S:g}s") == 0, yard.err
-    assert yard.json("show", run.id)["run"]["state"] == "succeeded"
+    _has_run_once(yard)
 
 
 @pytest.mark.slow
-def test_a_launch_that_is_killed_before_the_spawn_is_said_at_once_and_starts_nothing(yard: Yard) -> None:
-    asked, go = _gate(yard, "--place")
-    launch = _draftyard("launch", "tiny", "--force", "a test")
+@pytest.mark.parametrize("stage", ["-c import sys", " make ", "--place"], ids=["the row", "the ship", "the attempt"])
+def test_a_launch_that_is_killed_before_the_spawn_is_said_at_once_and_starts_nothing_until_it_is_said_again(
+    yard: Yard, stage: str
+) -> None:
+    asked, go = _gate(yard, stage)
+    launch = _draftyard(*NIGHTLY)
     run = _wait(yard, lambda _: asked.exists())
-    assert run.attempt == 1
+    assert run.attempt == (1 if stage == "--place" else 0)
 
     launch.kill()
     launch.communicate(timeout=PATIENCE_S)
@@ -354,6 +370,18 @@ def test_a_launch_that_is_killed_before_the_spawn_is_said_at_once_and_starts_not
     go.touch()
     assert "the launch was killed before it started the job" in yard.out
     assert not (yard.folder(run.id) / "attempts" / "1" / "supervisor.json").exists()
+    assert yard.run(*NIGHTLY, "--follow") == 0, yard.err
+    _has_run_once(yard)
+
+
+def _has_run_once(yard: Yard) -> None:
+    """One attempt, here and in its folder, that one job has told of."""
+    assert [run["id"] for run in yard.json("ls")["runs"]] == ["nightly"]
+    assert [attempt["state"] for attempt in yard.json("show", "nightly")["attempts"]] == ["succeeded"]
+    (folder,) = (yard.folder("nightly") / "attempts").iterdir()
+    told = [decode(line) for line in (folder / "events.rank0.jsonl").read_bytes().splitlines()]
+    assert [event.kind for event in told].count("start") == 1
+    assert [event.fields["step"] for event in told if event.kind == "metrics"] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
