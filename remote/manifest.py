@@ -33,6 +33,8 @@ class Refused(Exception):
 
 def check(entries: list[Entry]) -> None:
     """Refused unless every path stays inside the tree."""
+    if not are_entries(entries):
+        raise Refused("a manifest of no such kind")
     seen: set[str] = set()
     links = {path: link for path, *_, link in entries if link is not None}
     for path, _mode, _size, sha, link in entries:
@@ -48,6 +50,19 @@ def check(entries: list[Entry]) -> None:
     for path in seen:
         if any(str(parent) in seen for parent in PurePosixPath(path).parents):
             raise Refused(f"path {path!r} lies under a file")
+
+
+def are_entries(value: Any) -> bool:
+    """Whether it has the shape of a manifest, with names that a file system takes; a job may have written over a marker."""
+    try:
+        for path, mode, size, sha, link in value:
+            if [type(mode), type(size), type(sha)] != [int, int, str] or not 0 <= mode <= 0o7777 or size < 0:
+                return False
+            if b"\0" in os.fsencode(path) + (b"" if link is None else os.fsencode(link)):
+                return False
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, list)
 
 
 def is_own(path: str) -> bool:
@@ -80,9 +95,9 @@ def link_stays_inside(path: str, links: Mapping[str, str]) -> bool:
 
 
 def read_marker(tree: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         body = json.loads((tree / MARKER).read_bytes())
-        return body if isinstance(body, dict) and {"boot_id", "entries"} <= body.keys() else None
+        return body if isinstance(body, dict) and "boot_id" in body and are_entries(body.get("entries")) else None
     return None
 
 

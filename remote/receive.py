@@ -127,7 +127,7 @@ def main(verb: str, work_dir: str, given: str = "", *, quiet_s: float = QUIET_S)
     header: dict[str, Any] = {"entries": []}
     try:
         header = _header(io.BytesIO(base64.b64decode(given)) if given else stdin)
-        check(header["entries"])
+        _check(header)
         store = Store(Path(work_dir))
         answer = look(store, header["entries"]) if verb == "look" else make(store, header, stdin)
     except Refused as refusal:
@@ -160,7 +160,18 @@ def _header(stream: Any) -> Any:
     packed = stream.read(size)
     if not size or len(packed) < size:
         raise EOFError
-    return json.loads(zlib.decompress(packed))
+    try:
+        return json.loads(zlib.decompress(packed))
+    except (ValueError, zlib.error, RecursionError) as error:
+        raise Refused(f"a header that is no JSON: {type(error).__name__}") from error
+
+
+def _check(header: Any) -> None:
+    """Refused where it names a tree that is none, or a path outside of it."""
+    name = header.get("hash", "") if isinstance(header, dict) else None
+    if not isinstance(name, str) or (name and not (name.isascii() and name.isalnum())):
+        raise Refused(f"tree {name!a:.80}")
+    check(header.get("entries"))
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -306,7 +306,7 @@ def _age_s(path: Path) -> float:
 def _json(path: Path) -> dict[str, Any] | None:
     try:
         body = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
 

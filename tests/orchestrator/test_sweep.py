@@ -82,6 +82,17 @@ def test_trees_and_runs_are_listed_with_size_age_and_who_needs_them(place: Workp
     assert started.run_dir.endswith(run.name)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"cwd": ' * 100_000, "9" * 5000, '{"cwd": [1e999]}', "\ud800"])
+def test_a_run_folder_whose_files_make_no_sense_is_listed(place: Workplace, text: str) -> None:
+    folder = Path(place.work_dir) / "runs" / "odd"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(text, errors="surrogatepass")
+
+    (run,) = survey(SHELL, place).runs
+
+    assert run.run_id == "odd"
+
+
 def test_a_tree_in_use_and_a_live_run_stay_whatever_is_asked(place: Workplace, job: Job) -> None:
     launch.start(SHELL, place, job)
     tree = f"trees/{Path(job.cwd).name}"

@@ -11,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -21,10 +22,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from orchestrator.parcel import header
 from remote import trees
 from remote.arriving import Arriving, Silence
+from remote.manifest import MARKER, read_marker
 from remote.receive import build, main, receive_large, want
 from remote.trees import Store, to_be_written
 
@@ -283,3 +287,60 @@ def test_what_is_written_while_a_tree_is_looked_at_is_noticed_the_next_time(
 
     assert not store.is_whole(name)
     assert list(store.parts.iterdir()) == []
+
+
+def told_of(work_dir: Path, packed: bytes, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    head = len(packed).to_bytes(4, "big") + packed
+    main("make", str(work_dir), base64.b64encode(head).decode())
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"{", b"\xff", b"[]", b"3", b"{}"),
+        b'{"hash": "t", "entries": %s}' % (b"[" * 100_000),
+        b'{"hash": "../../x", "entries": []}',
+        b'{"hash": [], "entries": []}',
+        b'{"hash": "t", "entries": 5}',
+        b'{"hash": "t", "entries": [["a", 420, 1e999, "x", null]]}',
+    ],
+)
+def test_a_header_of_any_shape_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes
+) -> None:
+    told = told_of(tmp_path, zlib.compress(text), capsys)
+
+    assert told["error"].startswith("refused: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_header_that_was_not_packed_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told_of(tmp_path, b"no zlib", capsys)["error"].startswith("refused: ")
+
+
+ODD = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just("\ud800") | st.just("a\0")
+
+
+@given(st.lists(st.lists(ODD, min_size=4, max_size=6) | ODD, max_size=3) | ODD)
+@example([["a", 0o644, 1, "x", False]])
+@example([["a", -1, 1, "x", None]])
+def test_a_marker_that_a_job_wrote_over_is_none_or_can_be_gone_through(entries: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        tree = store.trees / ("t" * 64)
+        tree.mkdir()
+        (tree / MARKER).write_text(json.dumps({"boot_id": "x", "entries": entries}))
+
+        store.is_whole(tree.name)
+        store.known_content()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"boot_id": "", "entries": ' + "[" * 100_000, "9" * 5000])
+def test_a_marker_that_is_too_deep_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / MARKER).write_text(text)
+
+    assert read_marker(tmp_path) is None
