@@ -92,7 +92,9 @@ def wait(
                 raise NotFinished(f"nothing is known of run {selector} after {timeout_s:g} s: {error}") from error
             time.sleep(min(POLL_S, _patience_s(ends_s)))
     if not run.state.is_final:
-        raise NotFinished(f"run {run.id} {_standing(places, run)} after {timeout_s:g} s; {_outlook(places, run)}")
+        raise NotFinished(
+            f"run {run.id} {_standing(places, run)} after {timeout_s:g} s; {_outlook(places, run)}{_gone(run)}"
+        )
     return run
 
 
@@ -116,6 +118,11 @@ def _outlook(places: Places, run: RunRow) -> str:
     if "stop" in wishes:
         return "the wish to stop it stays, and is carried out when the host answers"
     return "it may well go on" if run.unreachable_since_s is not None else "it goes on"
+
+
+def _gone(run: RunRow) -> str:
+    """What ends a run of a machine that will never answer again; nothing else does, as silence is no evidence."""
+    return "" if run.unreachable_since_s is None else f"; gone for good: draftyard mark {run.id} lost WHY"
 
 
 def _until_its_end(

@@ -102,6 +102,13 @@ def move(
             session.add(IntentTable(run_key=key_of(run), kind=wish, asked_s=now_s))
 
 
+def mark(session: Session, run: RunTable, state: State, why: str, now_s: float) -> None:
+    """A person's word. Of a live run it says that no host was asked: what runs there may go on."""
+    was_live = "" if State(run.state).is_final else f" (it was {run.state}, and no host was asked)"
+    end_wishes(session, run, "retry", f"marked {state}", now_s)
+    move(session, run, state, ("user", f"marked by hand: {why}{was_live}", None), now_s)
+
+
 def note_first_event(session: Session, run: RunTable, now_s: float) -> None:
     """A start of which an event has come is running. Said with the event's own rows, so that no reader ever sees a
     step of a run that is being set up, whenever its host or its follower is cut off; a run further on stays as it is.

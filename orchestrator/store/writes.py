@@ -197,9 +197,7 @@ class Store:
     def mark(self, run_id: str, state: State, *, why: str) -> None:
         """A person's word over the evidence: the one way to change a final state. Logged for ever."""
         with self._session() as session:
-            run = _run(session, run_id)
-            run_states.end_wishes(session, run, "retry", f"marked {state}", self._clock())
-            run_states.move(session, run, state, ("user", f"marked by hand: {why}", None), self._clock())
+            run_states.mark(session, _run(session, run_id), state, why, self._clock())
 
     def describe_attempt(self, run_id: str, attempt: int, **facts: str | int | None) -> None:
         """What the supervisor's and the exit file say: pid, start_ticks, boot_id, exit_code, signal."""

@@ -61,12 +61,20 @@ def note(terminal: Terminal, selector: str, text: str | None) -> None:
 @click.argument("state", type=click.Choice([str(state) for state in State if state.is_final]))
 @click.argument("why", metavar="WHY")
 def mark(terminal: Terminal, selector: str, state: str, why: str) -> None:
-    """Set a run's final state by hand, over the evidence; who reads it later sees that and WHY."""
+    """Set a run's final state by hand, over the evidence; who reads it later sees that and WHY.
+
+    It also ends a live run whose host will never answer again. No host is asked: should one come back, `reap HOST`
+    lists what still lives there and ends it, and the run's checkpoints are there to be pulled.
+    """
+    was_live = not history.find(terminal.places, selector).state.is_final
     run = keeping.mark(terminal.places, selector, State(state), why=why)
     if terminal.wants_json:
         terminal.document(run=run)
     else:
         terminal.lines([f"{run.id}  {run.state}: {inert(run.evidence)}"])
+    if was_live:
+        ways = " and ".join(f"draftyard reap {inert(host)}" for host in run.hosts)
+        terminal.say(f"nothing was stopped; what still lives there is listed and ended by {ways}")
 
 
 @verb("rm", exits=("0", "1", "2", "5"), examples=["draftyard rm k7f3", "draftyard rm k7f3 9hq2 --json"])

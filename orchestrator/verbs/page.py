@@ -13,7 +13,7 @@ from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
 from orchestrator.store.rows import FailureRow, NodeRow, Reason, RunRow, State
-from orchestrator.units import duration
+from orchestrator.units import duration, spoken
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
 from orchestrator.verbs.table import Column, heading, pairs, table
@@ -55,7 +55,8 @@ def _standing(page: RunPage, now_s: float) -> list[str]:
     ]
     items.append(("because", run.evidence or "-"))
     if run.unreachable_since_s is not None and not run.state.is_final:
-        items.append(("unreachable", f"since {clock(run.unreachable_since_s)}; the run itself may well go on"))
+        since = f"since {clock(run.unreachable_since_s)}; the run itself may well go on"
+        items.append(("unreachable", f"{since}; gone for good: draftyard mark {run.id} lost WHY"))
     items += [(f"node {node.number}", _node(node, run)) for node in page.nodes]
     items.append(("kind", run.kind + (f" of run {run.parent_run}" if run.parent_run else "")))
     items.append(("launched", f"{clock(run.created_s)} ({ago(run.created_s, now_s)})"))
@@ -118,8 +119,6 @@ def _failures(page: RunPage) -> list[str]:
     lines = _failure(page.failures[0], is_whole=True)
     if len(page.failures) > 1:
         lines.append(f"{len(page.failures) - 1} more recorded: draftyard show {page.run.id} --oom")
-    elif page.run.reason in MEMORY_REASONS and page.spec.get("entry") == "dflash":  # of a script nothing is predicted
-        lines.append(f"what would fit: draftyard show {page.run.id} --oom")
     return lines
 
 
@@ -138,7 +137,7 @@ def _failure(failure: FailureRow, *, is_whole: bool) -> list[str]:
         ("hint", failure.hint),
         ("where", ", ".join([*where, f"attempt {failure.attempt}"])),
     ]
-    plain = ((name, fact(name, value)) for name, value in facts.items() if name not in TELLING)
+    plain = ((spoken(name), fact(name, value)) for name, value in facts.items() if name not in TELLING)
     items += [("told by", failure.source), *held_rows(facts), *plain]
     lines = [heading(f"Failure: {failure.kind}"), *pairs([(name, text) for name, text in items if text])]
     return lines + (
@@ -245,6 +244,8 @@ def next_steps(page: RunPage) -> list[str]:
         has_begun = run.attempt > 0
         can_resume = has_begun and run.kind == "train"
         commands = [f"draftyard logs {run.id}"] if has_begun else []
+        if run.reason in MEMORY_REASONS and page.spec.get("entry") == "dflash":  # of a script nothing is predicted
+            commands = [f"draftyard show {run.id} --oom    # what would fit", *commands]
         commands += (
             [f"draftyard resume {run.id}    # the same values, from its newest checkpoint"] if can_resume else []
         )

@@ -223,6 +223,23 @@ def test_a_silent_host_is_a_view_on_the_run_until_each_of_its_hosts_answers(stor
     assert store.reader.run(RUN).state is State.PENDING
 
 
+def test_a_run_waits_for_a_host_that_never_comes_back_until_it_is_marked(store: Store) -> None:
+    """The others have heard of the loss and ended; silence alone ends nothing."""
+    for number in (0, 1):
+        store.end_node(RUN, number, 1, end(number, FAILED).dump())
+    store.host_unreachable("c", error="no route")
+    assert live_hosts(store.reader) == {"a", "c"}  # the first speaks for all while the run lives
+    assert not store.reader.run(RUN).state.is_final
+
+    store.mark(RUN, State.LOST, why="host c is scrap")
+
+    assert live_hosts(store.reader) == set()
+    run = store.reader.run(RUN)
+    assert (run.state, run.unreachable_since_s) == (State.LOST, None)
+    assert run.evidence == "marked by hand: host c is scrap (it was pending, and no host was asked)"
+    assert store.new_attempt(RUN) == 2  # with its GPUs promised to nobody
+
+
 def test_a_part_that_has_fallen_leaves_the_others_less_time_where_they_have_heard_of_the_cause(store: Store) -> None:
     assert fallen(store.reader, view(store, "a")) is None
     store.end_node(RUN, 1, 1, end(1, FAILED).dump())

@@ -320,6 +320,7 @@ def test_a_live_run_says_how_to_look_on_and_how_to_stop(places: Places) -> None:
     assert "running, unreachable, step 100 of 400" in text
     assert "about 2 min 30 s" in text
     assert "draftyard stop kliveaaa" in text
+    assert "gone for good: draftyard mark kliveaaa lost WHY" in " ".join(text.split())
 
 
 def test_a_run_that_stops_says_what_is_left_of_the_grace(places: Places) -> None:

@@ -405,12 +405,15 @@ def test_a_stop_asked_between_the_row_and_the_spawn_calls_the_start_off(yard: Ya
 def test_a_run_whose_job_lives_on_is_not_resumed(yard: Yard) -> None:
     assert yard.run("launch", "tiny", "-b", "slow", "--force", "a test") == 0, yard.err
     run = _wait(yard, lambda run: run.state == State.RUNNING)
-    assert yard.run("mark", run.id, "failed", "the box was said to be gone") == 0
+    assert yard.run("mark", run.id, "lost", "the box was said to be gone") == 0
+    assert "lost: marked by hand: the box was said to be gone (it was running, and no host was asked)" in yard.out
+    assert "nothing was stopped; what still lives there is listed and ended by draftyard reap local" in yard.err
 
     assert yard.run("resume", run.id) == 1
 
     assert "still has processes of an earlier attempt on host local: pid" in yard.err
     assert "draftyard reap local" in yard.err
+    assert [found["run_id"] for found in yard.json("reap")["orphans"]][:1] == [run.id]  # named, not touched
     assert yard.run("reap", "--yes") == 0
     assert len(yard.json("show", run.id)["attempts"]) == 1
 
