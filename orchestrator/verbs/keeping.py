@@ -64,7 +64,7 @@ def mark(terminal: Terminal, selector: str, state: str, why: str) -> None:
     """Set a run's final state by hand, over the evidence; who reads it later sees that and WHY.
 
     It also ends a live run whose host will never answer again. No host is asked: should one come back, `reap HOST`
-    lists what still lives there and ends it, and the run's checkpoints are there to be pulled.
+    lists what still lives there and ends it, and `resume` goes on from the newest checkpoint there.
     """
     was_live = not history.find(terminal.places, selector).state.is_final
     run = keeping.mark(terminal.places, selector, State(state), why=why)
