@@ -65,6 +65,8 @@ def _of_keys(app: Draftyard) -> Iterator[Command]:
     """Of the keys that work now."""
     nodes = {active.binding.action: active.node for active in app.screen.active_bindings.values()}
     for key, binding in _keys(app):
+        if binding.action == "palette":
+            continue  # it is open
         do = partial(app.call_later, app.run_action, binding.action, nodes[binding.action])
         yield Command(str(binding.id), _sentence(binding), key, do)
 
@@ -107,8 +109,7 @@ def _keys(app: Draftyard) -> list[tuple[str, Binding]]:
     found: dict[str, tuple[list[str], Binding]] = {}
     for active in app.screen.active_bindings.values():
         binding = active.binding
-        is_ours = binding.id and binding.description and binding.action != "palette"  # ours have ids
-        if active.enabled and is_ours and offered(app, binding):
+        if active.enabled and binding.id and binding.description and offered(app, binding):  # ours have ids
             found.setdefault(binding.action, ([], binding))[0].append(app.get_key_display(active.binding))
     return [(" ".join(dict.fromkeys(keys)), binding) for keys, binding in found.values()]
 

@@ -8,15 +8,15 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 
+from tui.dialogue import Dialogue
 from tui.pieces import BLANK, Line, wrapped
 from tui.sheet import Sheet
 
 
-class Confirm(ModalScreen[bool]):
+class Confirm(Dialogue[bool]):
     DEFAULT_CSS = """
-    Confirm { align: center middle; background: $background 60%; }
+    Confirm { align: center middle; }
     Confirm > Vertical { width: 66; max-width: 96%; height: auto; padding: 1 2; background: $yard-raised; border: round $yard-warn; }
     Confirm Sheet { background: $yard-raised; }
     """

@@ -8,8 +8,8 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 
+from tui.dialogue import Dialogue
 from tui.pieces import BLANK, Line, Piece, beside, heading, wrapped
 from tui.sheet import Sheet
 from tui.wording import STATES, fit, state_word
@@ -25,9 +25,9 @@ FILTER_EXAMPLES = (
 )
 
 
-class KeysHelp(ModalScreen[None]):
+class KeysHelp(Dialogue[None]):
     DEFAULT_CSS = """
-    KeysHelp { align: center middle; background: $background 60%; }
+    KeysHelp { align: center middle; }
     KeysHelp > Vertical { width: 96; max-width: 98%; height: 34; max-height: 96%; padding: 0 1; background: $yard-raised; border: round $yard-line; }
     KeysHelp Sheet { background: $yard-raised; }
     """

@@ -11,9 +11,9 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
+from tui.dialogue import Dialogue
 from tui.field import Field
 from tui.pieces import Line, Piece, fitted
 from tui.sheet import Sheet
@@ -30,9 +30,9 @@ class Command:
     is_far: bool = False  # it belongs elsewhere: listed where its words are typed
 
 
-class Palette(ModalScreen[None]):
+class Palette(Dialogue[None]):
     DEFAULT_CSS = """
-    Palette { align: center top; background: $background 60%; }
+    Palette { align: center top; }
     Palette > Vertical { width: 74; max-width: 96%; height: 16; max-height: 90%; margin-top: 2; padding: 0 1;
         background: $yard-raised; border: round $yard-accent; }
     Palette Input { height: 1; border: none; background: $yard-raised; padding: 0 1; }
