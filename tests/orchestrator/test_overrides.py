@@ -82,6 +82,12 @@ def test_the_last_override_wins_and_all_are_told() -> None:
     assert [origin.where for origin in told.origins[-2:]] == ["--set loss.gamma=5", "--set loss.gamma=6"]
 
 
+def test_an_override_spells_times_and_sizes_as_the_file_does() -> None:
+    spec = load_recipe("own-script").resolve(None, ["life.max_duration_s=2h", "life.memory_limit_bytes=2GiB"]).spec
+
+    assert (spec.life.max_duration_s, spec.life.memory_limit_bytes) == (7200.0, 2 * 2**30)
+
+
 @pytest.mark.parametrize(
     ("typed", "fault"),
     [
