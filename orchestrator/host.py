@@ -231,6 +231,16 @@ def _text(key: str) -> Callable[[Any], dict[str, Any]]:
     return read
 
 
+def _address(value: Any) -> dict[str, Any]:
+    """IPv6 with or without brackets. A port or a user beside it would be taken for a part of the name."""
+    read = _text("address")(value)
+    found = re.fullmatch(r"(?:ssh://)?(?:(.+)@)?(\[[^]]+\]|[^:/]+)(?::(\d+))?/?", value)
+    if found and (found[3] or value.startswith("ssh://")):
+        keys = [f"address: {found[2].strip('[]')}", *([f"user: {found[1]}"] if found[1] else [])]
+        raise ValueError(f"is {value!r}; write {', '.join([*keys, *([f'port: {found[3]}'] if found[3] else [])])}")
+    return read
+
+
 def _port(value: Any) -> dict[str, Any]:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 65535:
         raise ValueError(f"is {value!r}; a port is a number from 1 to 65535")
@@ -297,7 +307,7 @@ def _strings(value: Any) -> list[str]:
 
 
 _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "address": _text("address"),
+    "address": _address,
     "port": _port,
     "user": _text("user"),
     "jump": _text("jump"),

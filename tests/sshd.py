@@ -215,8 +215,9 @@ def _program(pid: int) -> str:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.bind((address, 0))
+    family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]  # an IPv6 zone becomes a number
+    with socket.socket(family) as probe:
+        probe.bind(place)
         port: int = probe.getsockname()[1]
         return port
 

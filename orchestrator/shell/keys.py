@@ -8,6 +8,7 @@ offers; what was offered, and which file could not be read, is in the error. Not
 from __future__ import annotations
 
 import base64
+import copy
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,8 +92,14 @@ class Identities(AuthStrategy):
             UnknownKeyType,
             UnsupportedAlgorithm,
         ) as error:
-            self._unreadable.append(f"{file} cannot be read: {_why(file, error)}")
+            certificate = file.with_name(f"{file.name}-cert.pub")
+            beside = f", or {certificate.name} beside it," if certificate.is_file() else ""
+            self._unreadable.append(f"{file}{beside} cannot be read: {_why(file, error)}")
             return
+        if key.public_blob is not None:  # of the certificate beside it, which wins over the plain key
+            yield Offer(f"{file} with its certificate", key)
+            key = copy.copy(key)
+            key.public_blob = None
         yield Offer(str(file), key)
 
     def _failure(self, refused: list[str], *, hung_up: bool) -> str:
@@ -139,6 +146,8 @@ def _why(file: Path, error: Exception) -> str:
     content = read_given(file)
     if isinstance(error, TypeError | paramiko.PasswordRequiredException):
         return "it has a passphrase; add it to the agent: ssh-add"
+    if "sk-ssh" in str(error) or "sk-ecdsa" in str(error):
+        return "it lies on a security key; add it to the agent: ssh-add"
     if content and not content.endswith(b"\n"):
         return "no trailing newline (was it pasted?)"
     if b"\r\n" in content:

@@ -39,6 +39,7 @@ OPEN_S = 38.0  # for the whole of one machine, retries included: a frozen one is
 
 # By the lists in which a server offers them: the word of sshd_config, and one that both know.
 SUITES = {
+    "server_key_algo_list": ("HostKeyAlgorithms", "key_types", "ssh-ed25519"),
     "kex_algo_list": ("KexAlgorithms", "kex", "curve25519-sha256@libssh.org"),
     "server_encrypt_algo_list": ("Ciphers", "ciphers", "aes256-gcm@openssh.com"),
     "server_mac_algo_list": ("MACs", "digests", "hmac-sha2-256-etm@openssh.com"),
@@ -263,7 +264,8 @@ def _nothing_in_common(endpoint: Endpoint, transport: Transport) -> HostError | 
                 f"{endpoint.label}: no {word} in common; it offers {', '.join(names)}\n"
                 f"  draftyard knows {', '.join(known)}\n"
                 f"  repair: {word} {','.join([*names, common])}   (in its sshd_config, as its only line of {word}; then restart sshd)\n"
-                f"  or enter it with OpenSSH from a machine that reaches it: that one's address:, and hop: ssh:{endpoint.address}"
+                + ("  and where it has no such key: ssh-keygen -A   (there, as root)\n" * (mine == "key_types"))
+                + f"  or enter it with OpenSSH from a machine that reaches it: that one's address:, and hop: ssh:{endpoint.address}"
             )
     return None
 

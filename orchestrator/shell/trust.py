@@ -126,9 +126,11 @@ class Policy(paramiko.MissingHostKeyPolicy):
     def _unknown(self, key: paramiko.PKey) -> str:
         target = self._endpoint.known_hosts_files[0] if self._endpoint.known_hosts_files else "~/.ssh/known_hosts"
         line = f"{self._endpoint.key_name} {key.get_name()} {key.get_base64()}"
+        authorities = [f"{known.file}:{known.line}" for known in self._known if known.marker == "@cert-authority"]
         return (
             f"{self._endpoint.label}: its host key is not known\n"
-            f"  shown: {fingerprint(key.asbytes())} ({key.get_name()})\n"
+            + "".join(f"  {place} trusts an authority; host certificates are not read here\n" for place in authorities)
+            + f"  shown: {fingerprint(key.asbytes())} ({key.get_name()})\n"
             "  compare it with the machine's own console or its provider's page; if they agree:\n"
             f"  repair: echo '{line}' >> {target}\n"
             "  (or `host_keys: accept-new` in its hosts.yaml entry, to trust first contacts)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import ipaddress
 import os
 import re
 import shutil
@@ -446,18 +447,45 @@ def test_a_refused_port_and_an_unknown_name_are_told_apart(server: Server) -> No
         connect(Host(name="x", source="test", address="nowhere.invalid", ssh_config=server.config_file))
 
 
-@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def ipv6() -> list[str]:
+    """The loopback, and an address that wants a zone, where this machine has them."""
+    table = Path("/proc/net/if_inet6")
+    rows = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
+    local = [
+        f"{ipaddress.IPv6Address(bytes.fromhex(row[0]))}%{row[5]}"
+        for row in rows
+        if row[3] == "20" and not int(row[4], 16) & 0x48
+    ]
+    return [*(["::1"] if any(row[5] == "lo" for row in rows) else []), *local[:1]]
+
+
+@pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6")
 def test_a_machine_with_an_ipv6_address_is_reached_and_known(tmp_path: Path) -> None:
     with (
         sshd.running(tmp_path / "far", alias="far", address="::1") as far,
-        sshd.running(tmp_path / "near", alias="near") as near,
+        sshd.running(tmp_path / "near", alias="near", address="::1") as near,
     ):
-        near.config_file.write_text(near.config() + far.config(f"ProxyJump root@[127.0.0.1]:{near.port}"))
-        config = near.config_file.read_text().replace("Host near", "Host near 127.0.0.1")
+        jump = f"{near.user}@[::1]:{near.port}"
+        config = near.config().replace("Host near", "Host near ::1") + far.config(f"ProxyJump {jump}")
         near.config_file.write_text(config)
+        assert far.known_hosts.read_text().startswith(f"[::1]:{far.port} ")
         for host in (host_of(far), Hosts.load(None, near.config_file).find("far")):
             with reached(host) as shell:
                 assert shell.run(["echo", "six"]).stdout == b"six\n"
+
+
+@pytest.mark.parametrize("address", ipv6())
+def test_an_entry_with_an_ipv6_address_in_every_form_moves_files(tmp_path: Path, address: str) -> None:
+    with sshd.running(tmp_path / "sshd", address=address) as server:
+        for spelled in (f'"{address}"', f'"[{address}]"'):
+            file = tmp_path / "hosts.yaml"
+            file.write_text(server.hosts_yaml(address=spelled))
+            (tmp_path / "content").write_bytes(bytes(range(256)))
+            with reached(Hosts.load(file).find("box")) as shell:
+                shell.put(tmp_path / "content", f"{tmp_path}/there")
+                assert shell.read_range(f"{tmp_path}/there", 250, 100) == bytes(range(250, 256))
+                shell.get(f"{tmp_path}/there", tmp_path / "back")
+            assert (tmp_path / "back").read_bytes() == bytes(range(256))
 
 
 def test_a_connection_cut_while_a_command_runs_is_an_error_and_the_next_command_reconnects(server: Server) -> None:
