@@ -61,6 +61,12 @@ def _at_most(limit: float, number: float, text: str) -> float:
     return number
 
 
+def spoken(name: str) -> str:
+    """A name of a value as it is read: `asked_bytes` is said "asked", `num_blocks` "blocks"."""
+    words = name.removesuffix("_bytes").removesuffix("_s").removeprefix("num_").replace("_", " ")
+    return words.replace("gpu", "GPU")
+
+
 def is_measurable(number: float) -> bool:
     """Finite, and small enough to be drawn and averaged; a larger one is told as it stands, as infinity is."""
     return abs(number) <= LARGEST_MEASURE

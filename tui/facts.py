@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from orchestrator.units import format_size
+from orchestrator.units import format_size, spoken
 from tui.pieces import Line, field, wrapped
 from tui.wording import count, duration, value
 
@@ -48,12 +48,6 @@ def fact_text(name: str, fact: Any) -> str:
     if isinstance(fact, Mapping):
         return ", ".join(f"{spoken(key)} {fact_text(str(key), item)}" for key, item in fact.items())
     return str(fact)
-
-
-def spoken(name: str) -> str:
-    """`asked_bytes` is said "asked", `num_blocks` "blocks"."""
-    words = name.removesuffix("_bytes").removesuffix("_s").removeprefix("num_").replace("_", " ")
-    return words.replace("gpu", "GPU")
 
 
 def _item_lines(item: Any, width: int, indent: str) -> Sequence[Line]:

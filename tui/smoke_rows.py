@@ -9,7 +9,8 @@ from typing import Any
 
 from orchestrator.actions.rungs import ladder, peak_bytes, seconds_of
 from orchestrator.store.rows import EvidenceRow, RunRow
-from tui.facts import fact_text, spoken
+from orchestrator.units import spoken
+from tui.facts import fact_text
 from tui.pieces import BLANK, Line, Piece, broken, heading, wrapped
 from tui.table import Column
 from tui.wording import GIB, age, duration, fit, gib

@@ -7,8 +7,8 @@ from typing import Any
 
 from orchestrator.store.acceptance import Decoded, Way
 from orchestrator.store.rows import EvaluationRow
-from orchestrator.units import counted
-from tui.facts import fact_lines, fact_text, spoken
+from orchestrator.units import counted, spoken
+from tui.facts import fact_lines, fact_text
 from tui.pieces import BLANK, Line, Piece, heading, wrapped
 from tui.wording import count, fit
 

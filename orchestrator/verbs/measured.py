@@ -12,7 +12,7 @@ from orchestrator.actions.rank_places import RankPlace, rank_places
 from orchestrator.actions.rungs import peak_bytes, seconds_of
 from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
 from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow, RunRow
-from orchestrator.units import duration
+from orchestrator.units import duration, spoken
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table
 from orchestrator.verbs.words import gib, gib_places, in_gib, metric, number
 
@@ -250,7 +250,7 @@ def _other(row: EvaluationRow) -> list[str]:
     values = row.values
     bounds = {f"{name}{end}" for name in values for end in ("_low", "_high")}
     told = [
-        (name.replace("_", " "), f"{fact(name, value)} {_interval(values, name)}".removesuffix(" -"))
+        (spoken(name), f"{fact(name, value)} {_interval(values, name)}".removesuffix(" -"))
         for name, value in values.items()
         if name not in bounds
     ]

@@ -217,7 +217,7 @@ def _provenance(page: RunPage) -> list[str]:
         items.append(("exported", f"{run.host}:{run.workdir}/runs/{run.id}/{exported_path(run)}"))
     items.append(("folder", f"{run.host}:{run.workdir}/runs/{run.id}" if run.workdir else ""))
     untold = () if page.spec.get("entry") == "dflash" else ("versions",)  # of libraries that a script may not use
-    items += [(name.replace("_", " "), fact(name, value)) for name, value in page.launch.items() if name not in untold]
+    items += [(spoken(name), fact(name, value)) for name, value in page.launch.items() if name not in untold]
     told = pairs([(name, text) for name, text in items if text and text != "-"])
     return [heading("Provenance"), *told] if told else []
 

@@ -153,7 +153,7 @@ def _failed_script(places: Places, *, num_checkpoints: int = 6) -> tuple[str, Fa
         store.set_state("kscriptt", State.FAILED, reason="host_oom", evidence="exit status 1")
         found = FailureRow(
             run_id="kscriptt", attempt=1, kind="exception", message="ZeroDivisionError: x", hint="", source="rank0",
-            stage="training", step=3, traceback=trace, facts={"frame": frame}, at_s=1.0, is_first_cause=True,
+            stage="training", step=3, traceback=trace, facts={"frame": frame, "requested_bytes": 2**27, "own_use_bytes": 2**31}, at_s=1.0, is_first_cause=True,
         )  # fmt: skip
     return "kscriptt", found
 
@@ -166,7 +166,8 @@ def test_a_failure_says_file_and_line_once_and_what_to_type_next(places: Places)
 
     assert re.search(r"where +stage training, step 3, train.py:27, attempt 1", text)
     assert text.count("/trees/ab12/train.py") == 1
-    assert "what would fit" not in text  # nothing is predicted of a script
+    assert re.search(r"\nrequested +0.12 GiB\nown use +2.00 GiB\n", text)
+    assert "--oom" not in text  # nothing is predicted of a script
     assert "versions" not in text
     assert "Checkpoints, the newest 5 of 6" in text
     assert "  draftyard resume kscriptt    # the same values" in text

@@ -235,7 +235,7 @@ def test_the_verb_says_what_would_fit_as_the_screen_does(places: Places, capsys:
     assert body["short_bytes"] > 0
     assert fits.changes[0].name in page
     assert "more than its plan said" in page
-    assert "what would fit: draftyard show orig2345 --oom" in _shown(capsys, "orig2345", places=places)
+    assert "draftyard show orig2345 --oom    # what would fit" in _shown(capsys, "orig2345", places=places)
 
 
 def _shown(capsys: pytest.CaptureFixture[str], *words: str, places: Places) -> str:
