@@ -1,13 +1,16 @@
 """Why a run failed: a corpus of texts, and how several witnesses are weighed against each other."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.failures import ours, table
 from orchestrator.failure import Failure, Findings, Told, causes, from_log
 from orchestrator.failure.oom_text import numbers, size_bytes
 from tests.orchestrator.failure_corpus import CORPUS, FATAL_XIDS, LOOK_ALIKES, OTHER_XIDS, Case, gib, xid_line
 
+DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 OOM_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.97 GiB of which 1.00 GiB is free."
     " Including non-PyTorch memory, this process has 93.90 GiB memory in use."
@@ -42,6 +45,16 @@ def test_the_corpus_is_large_and_no_look_alike_is_called_gpu_oom() -> None:
     assert len(CORPUS) >= 60
     assert len({(case.name, case.text) for case in CORPUS}) == len(CORPUS)
     assert all(item.kind != "gpu_oom" for case in LOOK_ALIKES for item in found_in(case))
+
+
+def test_the_table_of_classifiers_in_the_docs_counts_todays_texts() -> None:
+    """Of the others, which are not installed here, the page keeps what `python -m benchmarks.failures` found once."""
+    page = DOCS.read_text(encoding="utf-8")
+
+    for line in table({"draftyard": ours})[2:]:
+        assert line in page, "`python -m benchmarks.failures` prints the table anew"
+    assert f"of the {len(CORPUS)} in `tests/orchestrator/failure_corpus.py`" in page
+    assert "| gpualert 0.1.6 | soup-cli 0.77.0 |" in page
 
 
 # ------------------------------------------------------------------------------ several witnesses
