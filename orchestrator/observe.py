@@ -28,6 +28,7 @@ done
 rec() { printf '\036%s\n' "$1"; }
 say() { IFS= read -r line 2>/dev/null <"$1" && printf '%s\n' "$line"; }
 rec host; say /proc/sys/kernel/random/boot_id; say /proc/uptime; date +%s.%N
+rec init; say /proc/1/stat
 # Away, perhaps for a moment only, or not placed yet: do its processes live? They name folder and attempt.
 gone() {
   for environ in $(grep -lszxFe "DRAFTYARD_RUN_DIR=$r" /proc/[0-9]*/environ); do
@@ -78,7 +79,7 @@ class Evidence:
     supervisor: dict[str, Any] | None = None  # supervisor.json
     supervisor_alive: bool = False  # same pid, start ticks and boot; not a zombie
     job_alive: bool = False  # likewise the job's first process; where the folder is gone, any process of the attempt
-    rebooted: bool = False  # the host has started anew since the attempt began
+    rebooted: bool = False  # the host, or the container that it is, has started anew since the attempt began
     exit: dict[str, Any] | None = None  # exit.json
     files: tuple[EventFile, ...] = ()  # every file of the attempt
 
@@ -125,13 +126,15 @@ def parse(printed: bytes) -> Evidence:
     if attempt is None:
         return Evidence(attempt=None, job_alive="marked" in records, **common)
     claims = _claims(records.get("claim", b""))
+    # A container that is started anew has the boot id of before, and a first process that is younger than the run.
+    init = records.get("init", b"")
     return Evidence(
         attempt=attempt,
         is_claimed=bool(claims),
         supervisor=json_object(records.get("supervisor", b"")),
         supervisor_alive=_is_alive(claims.get("supervisor"), records.get("stat supervisor", b""), boot),
         job_alive=_is_alive(claims.get("job"), records.get("stat job", b""), boot),
-        rebooted=any(claim[1] != boot for claim in claims.values()),
+        rebooted=any(claim[1] != boot or _start_ticks(init) > claim[0] for claim in claims.values()),
         exit=json_object(records.get("exit", b"")),
         files=_files(records.get("files", b"")),
         **common,
@@ -150,10 +153,21 @@ def _claims(body: bytes) -> dict[str, tuple[int, str]]:
 
 
 def _is_alive(claim: tuple[int, str] | None, stat: bytes, boot: str) -> bool:
-    words = stat[stat.rfind(b")") + 2 :].split()
-    if claim is None or len(words) < 20 or claim[1] != boot:
+    if claim is None or claim[1] != boot:
         return False
-    return words[0] not in (b"Z", b"X") and _number(words[19]) == claim[0]
+    return _stat_words(stat)[:1] not in ([b"Z"], [b"X"]) and _start_ticks(stat) == claim[0]
+
+
+def _start_ticks(stat: bytes) -> int:
+    """Of a process, since the machine's start; -1 where nobody can tell."""
+    words = _stat_words(stat)
+    found = _number(words[19]) if len(words) > 19 else None
+    return -1 if found is None else found
+
+
+def _stat_words(stat: bytes) -> list[bytes]:
+    """What follows its name, which may hold anything."""
+    return stat[stat.rfind(b")") + 2 :].split()
 
 
 def _is_regular(mode: str) -> bool:

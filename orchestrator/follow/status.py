@@ -39,6 +39,8 @@ class Evidence(Protocol):
     @property
     def rebooted(self) -> bool: ...
     @property
+    def boot_id(self) -> str: ...
+    @property
     def exit(self) -> Mapping[str, Any] | None: ...
     @property
     def host_time_s(self) -> float: ...
@@ -88,7 +90,7 @@ def judge(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
     if seen.exit is not None and not seen.supervisor_alive:
         return _ended(seen.exit, known, rules)
     if seen.rebooted:
-        return _gone(known) if known.attempt.final_outcome else _lost_in_reboot(seen)
+        return _gone(known) if known.attempt.final_outcome else _lost_in_reboot(seen, known)
     if seen.supervisor_alive or seen.job_alive:
         return _alive(seen, known, rules)
     if seen.supervisor is None and not seen.is_claimed:
@@ -171,7 +173,10 @@ def _exit_zero(known: Known, rules: Rules, ended_s: float | None) -> Verdict:
 # ---------------------------------------------------------------------- without an exit file
 
 
-def _lost_in_reboot(seen: Evidence) -> Verdict:
+def _lost_in_reboot(seen: Evidence, known: Known) -> Verdict:
+    if (seen.supervisor or {}).get("boot_id") == seen.boot_id:
+        text = "the container was restarted (its first process is younger than the run), the run was not there any more"
+        return Verdict(State.LOST, Reason.REBOOT, text, known.attempt.last_event_s)
     booted_s = seen.host_time_s - seen.uptime_s
     text = f"the host was restarted {_span(seen.uptime_s)} ago (another boot id), the run was not there any more"
     return Verdict(State.LOST, Reason.REBOOT, text, booted_s)

@@ -491,6 +491,16 @@ def test_a_reboot_shows_in_the_boot_id() -> None:
     assert recorded(boot="boot-2").rebooted
 
 
+@pytest.mark.parametrize(
+    ("init", "is_new"),
+    [(ALIVE % 501, True), (ALIVE % 500, False), (ALIVE % 3, False), (b"", False), (b"1 (x) S 1", False)],
+    ids=["younger", "as old", "a machine's", "hidden", "torn"],
+)
+def test_a_container_that_was_restarted_shows_in_its_first_process(init: bytes, is_new: bool) -> None:
+    """Its boot id is that of the machine, which has not been restarted."""
+    assert recorded(tail=b"\x1einit\n" + init + b"\n").rebooted is is_new
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"exit_code": 1', b"null", b"\xff\xfe"])
 def test_an_exit_file_that_is_not_whole_counts_as_absent(body: bytes) -> None:
     assert recorded(tail=b"\x1eexit\n" + body).exit is None

@@ -15,6 +15,8 @@ from orchestrator.errors import DraftyardError
 from orchestrator.observe import observe
 from orchestrator.shell import Completed
 from orchestrator.shell.local import LocalShell
+from remote.processes import Identity
+from tests import container
 from tests.remote.jobs import has_begun
 
 TOOLS = ("date", "df", "find", "grep", "head", "stat")
@@ -70,6 +72,29 @@ def test_a_tool_that_is_missing_is_an_error_not_an_empty_answer(missing: str, tm
 
     with pytest.raises(DraftyardError, match=rf"cannot look at /nowhere: {missing} is not found on its PATH"):
         observe(host, "/nowhere")
+
+
+class Anew(LocalShell):
+    """A container of this machine's root that is started anew for each command."""
+
+    def run(self, argv: list[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
+        inside = ["unshare", "--pid", "--fork", "--mount-proc", *argv]
+        return super().run(inside, stdin=stdin, timeout_s=timeout_s)
+
+
+@pytest.mark.skipif(container.why_not() is not None, reason=str(container.why_not()))
+def test_a_container_that_was_started_anew_is_told_from_a_job_that_was_killed(tmp_path: Path) -> None:
+    own = Identity.of(os.getpid())
+    assert own is not None
+    claim = tmp_path / "attempts" / "1" / "claim"
+    claim.parent.mkdir(parents=True)
+    claim.write_text(f"supervisor {own.pid} {own.start_ticks} {own.boot_id}\n")
+
+    here, anew = (observe(shell, str(tmp_path)) for shell in (LocalShell(), Anew()))
+
+    assert (here.supervisor_alive, here.rebooted) == (True, False)
+    assert (anew.supervisor_alive, anew.rebooted) == (False, True)
+    assert anew.boot_id == own.boot_id
 
 
 @pytest.mark.parametrize("kind", ["as installed", "busybox"])

@@ -132,6 +132,13 @@ CASES = [
         "neither exit status nor signal",
     ),
     Case("reboot", seen(**DEAD, rebooted=True, uptime_s=125.0), State.LOST, "reboot", "restarted 2 min 5 s ago"),
+    Case(
+        "restart of a container",
+        seen(**{**DEAD, "supervisor": {"pid": 1, "boot_id": "b"}}, rebooted=True),
+        State.LOST,
+        "reboot",
+        "the container was restarted",
+    ),
     Case("reboot after the last word", seen(**DEAD, rebooted=True), State.SUCCEEDED, None, outcome="succeeded"),
     Case("alive", seen(**ALIVE), State.RUNNING, None),
     Case(
