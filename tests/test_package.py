@@ -19,9 +19,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], check=True, timeout=300)
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     (wheel,) = folder.glob("*.whl")
-    into = [folder / "venv" / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    # What a command then loads is compiled as it is loaded.
+    into = [*pip, "--python", folder / "venv" / "bin" / "python", "install", "--no-compile"]
     subprocess.run([*into, "--constraint", ROOT / "constraints.txt", wheel], check=True, timeout=600)
     return folder / "venv" / "bin"
 
