@@ -219,6 +219,12 @@ def card_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> Card
     return Card(int(total) if total else None, "cpu", None)
 
 
+def gpu_fault(facts: Mapping[str, Any]) -> str | None:
+    """Why nvidia-smi tells of no GPU though it is there, in its first line; None where nothing is wrong with it."""
+    lines = str(facts.get("gpu_error") or "").split("\n", 1)
+    return lines[0] or None
+
+
 def is_hopper(model: str) -> bool:
     """Whether a GPU of that model has compute capability 9.0, as nvidia-smi and torch write models."""
     return re.search(r"\bG?H(20|100|200|800)\b", model) is not None

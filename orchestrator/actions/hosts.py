@@ -15,6 +15,7 @@ from orchestrator.actions.host_facts import (
     TARGET_PACKAGES,
     TRAINER_PACKAGES,
     MissingDependency,
+    gpu_fault,
     install_command,
     lacks,
     lacks_for_targets,
@@ -161,8 +162,9 @@ def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
 def _gpus(facts: Mapping[str, Any], python: str) -> list[Finding]:
     """The driver, its device nodes, and each card with what is free on it; holders are told, and are no fault."""
     found = []
-    if facts.get("gpu_error"):
-        found.append(Finding("driver", False, str(facts["gpu_error"]).splitlines()[0], "nvidia-smi"))
+    fault = gpu_fault(facts)
+    if fault is not None:
+        found.append(Finding("driver", False, fault, "nvidia-smi"))
     elif facts.get("driver"):
         found.append(Finding("driver", True, str(facts["driver"])))
     for name, node in (facts.get("nvidia_nodes") or {}).items():

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import gate
-from orchestrator.actions.host_facts import NoGpu, choose_gpus, gate_facts, install_command, require, versions
+from orchestrator.actions.host_facts import (
+    NoGpu,
+    choose_gpus,
+    gate_facts,
+    gpu_fault,
+    install_command,
+    require,
+    versions,
+)
 from orchestrator.actions.order import Settled
 from orchestrator.actions.plans import usual_device
 from orchestrator.actions.readiness import refuse_shared_folders, refuse_unready
@@ -97,9 +105,14 @@ def refuse_cardless(lot: Lot) -> None:
     wanted = arithmetic(spec) if num_ranks(spec) > 1 else f"{counted(spec.life.num_gpus, 'GPU')} (life.num_gpus)"
     if lot.settled.node.num_nodes > 1:
         wanted += f"; {lot.settled.num_gpus} on each of {lot.settled.node.num_nodes} hosts"
-    seen = f" ({str(facts['gpu_error']).splitlines()[0]})" if facts.get("gpu_error") else ""
+    fault = gpu_fault(facts)
+    if fault is not None:
+        raise NoGpu(
+            f"host {host} tells of no GPU, as its driver fails: {fault}; the recipe wants {wanted}\n  what is wrong there: "
+            f"draftyard doctor {host}"
+        )
     raise NoGpu(
-        f"host {host} has no GPU{seen}; the recipe wants {wanted}\n  name a host that has them; to train on processors "
+        f"host {host} has no GPU; the recipe wants {wanted}\n  name a host that has them; to train on processors "
         "all the same, say so: --set train.dtype=float32"
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
-from orchestrator.actions.host_facts import Card, card_of
+from orchestrator.actions.host_facts import Card, card_of, gpu_fault
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
@@ -114,7 +114,7 @@ def plan_memory(
     told = "--gpu" if capacity_bytes is not None else "nobody"
     card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), None)
     if capacity_bytes is None and host is not None:
-        card, told = _seen_card(places, host), f"host {host} as last seen"
+        card, told = _seen_card(places, host, device=usual_device(spec)), f"host {host} as last seen"
     seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
     found = _planned(spec, card, told, seen=seen)
     if seen is None:
@@ -163,7 +163,7 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
     if capacity_bytes is None:
         with suppress(UsageError):  # a host that nobody has looked at
             capacity_bytes, told = (
-                _seen_card(places, ended.run.host).capacity_bytes,
+                _seen_card(places, ended.run.host, device=str(kept["device"])).capacity_bytes,
                 f"host {ended.run.host} as last seen",
             )
     capacity_bytes, told = _allowed(ended.failures, capacity_bytes, told)
@@ -276,11 +276,16 @@ def _dflash(resolved: Resolved) -> DFlashSpec:
     return resolved.spec
 
 
-def _seen_card(places: Places, host: str) -> Card:
-    """The host's smallest GPU, or the machine where it has none."""
+def _seen_card(places: Places, host: str, *, device: str) -> Card:
+    """The host's smallest GPU, or the machine where it has none. `device`: what the job is for."""
     with open_reader(places) as reader:
         seen = next((row for row in reader.hosts() if row.name == host and row.facts), None)
     if seen is None:
         Hosts.load(places.hosts_file).find(host)  # a name that nobody knows is told as that
         raise UsageError(f"host {host} has not been looked at yet; draftyard doctor {host} does, or give --gpu 95GiB")
+    fault = gpu_fault(seen.facts)
+    if device == "cuda" and fault is not None and not seen.facts.get("gpus"):
+        raise UsageError(
+            f"host {host} told of no GPU when it was last seen, as its driver fails: {fault}; give --gpu 95GiB"
+        )
     return card_of(seen.facts)

@@ -130,6 +130,25 @@ def test_a_driver_that_no_longer_answers_is_told_in_its_own_words(
     assert any(said in line for line in (yard.out + yard.err).splitlines())
 
 
+@pytest.mark.slow
+def test_a_driver_that_has_lost_its_card_is_no_host_without_one(yard: Yard, nvidia_smi: Path) -> None:
+    """Neither a smoke run nor a plan speaks of processors there."""
+    install(nvidia_smi, LOST)
+    lost = "Unable to determine the device handle for GPU0: 0000:65:00.0: GPU is lost.  Reboot the system to recover this GPU"
+
+    assert yard.run("smoke", "qwen3-8b", "fwd") == 1
+    assert error_of(yard).startswith(
+        f"error: host local tells of no GPU, as its driver fails: {lost}; the recipe wants 1 GPU"
+    )
+    assert "draftyard doctor local" in yard.err
+    assert yard.run("doctor", "local") == 1
+    assert yard.run("plan", "qwen3-8b", "--host", "local") == 2
+    assert error_of(yard) == (
+        f"error: host local told of no GPU when it was last seen, as its driver fails: {lost}; give --gpu 95GiB"
+    )
+    assert yard.run("plan", "smollm2", "--host", "local") == 0, "a recipe for processors asks no card"
+
+
 @pytest.mark.parametrize("word", ["H200", "rtx-pro-6000", "95"])
 def test_a_plan_for_a_card_by_its_name_asks_for_its_size(yard: Yard, word: str) -> None:
     assert yard.run("plan", "smollm2", "--gpu", word) == 2

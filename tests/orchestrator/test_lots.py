@@ -94,7 +94,7 @@ def test_a_recipe_for_cards_is_refused_on_a_host_without_any_with_its_arithmetic
 
     with pytest.raises(NoGpu) as told:
         refuse_cardless(bare)
-    with pytest.raises(NoGpu, match=r"host a has no GPU \(NVIDIA-SMI has failed\); the recipe wants 5 target"):
+    with pytest.raises(NoGpu, match=r"no GPU, as its driver fails: NVIDIA-SMI has failed; the recipe wants 5 target"):
         refuse_cardless(broken)
 
     assert str(told.value).splitlines()[0] == (
