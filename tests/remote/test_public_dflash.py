@@ -44,7 +44,7 @@ def older_python(test_cache) -> Path:
     with root.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be making it
         if not ready.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", root], check=True)
+            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", root], check=True)
             _install(python, f"transformers=={OLDER_TRANSFORMERS}")
             _install(python, "--no-deps", "dflash==0.1.0")
             ready.touch()
@@ -55,8 +55,10 @@ def older_python(test_cache) -> Path:
 
 
 def _install(python: Path, *words: str) -> None:
+    """Not compiled: of some thousand files a few dozen are loaded."""
+    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words],
+        [*pip, "install", "--no-compile", *words],
         capture_output=True,
         text=True,
         timeout=240,
