@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import GROUPS
+from tests.test_demo import README_COMMANDS
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("orchestrator/", "remote/", "recipes/", "tui/", "tests/", "benchmarks/", "docs/")
@@ -45,6 +48,16 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
 
     assert missing == []
+
+
+def test_each_command_of_the_readme_is_one_that_its_test_runs() -> None:
+    """However a line is set: indented, in a fence, after a prompt or a dash."""
+    verbs = "|".join(verb for group in GROUPS.values() for verb in group)
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+
+    told = [line for line in lines if re.match(rf"\W*draftyard ({verbs})\b", line)]
+
+    assert len(told) == len(README_COMMANDS) >= 14
 
 
 def test_a_copied_reporter_needs_four_files(tmp_path: Path) -> None:
