@@ -111,7 +111,7 @@ def test_make_demo_teaches_a_drafter_within_eight_minutes(
     assert trained["acceptance_length"] >= untrained["acceptance_length"] + 0.4
     assert trained["acceptance_length_low"] > untrained["acceptance_length_high"]
     assert trained["mismatches"] == 0, "the decoded text is the plain one, near ties explained"
-    (smoke,) = json.loads(said([*DRAFTYARD, "ls", "kind:smoke", "--kind", "all", "--json"], environment, ROOT))["runs"]
+    *_, smoke = json.loads(said([*DRAFTYARD, "ls", "kind:smoke", "--kind", "all", "--json"], environment, ROOT))["runs"]
     run = page["run"]
     took = phases(run, smoke) | {"whole": seconds}
     with capsys.disabled():

@@ -113,8 +113,12 @@ def plan_memory(
     spec = _dflash(resolve(places, word, branch=branch, overrides=overrides)[1])
     told = "--gpu" if capacity_bytes is not None else "nobody"
     card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), None)
-    if capacity_bytes is None and host is not None:
-        card, told = _seen_card(places, host, device=usual_device(spec)), f"host {host} as last seen"
+    if host is not None:
+        facts = _asked(places, lambda reader: _seen(reader, host, places), tell) or {}
+        if capacity_bytes is None:
+            card, told = _card(facts, host, device=usual_device(spec)), f"host {host} as last seen"
+        elif facts.get("gpus"):
+            card = card._replace(is_hopper=card_of(facts).is_hopper)
     seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
     found = _planned(spec, card, told, seen=seen)
     if seen is None:
@@ -277,15 +281,25 @@ def _dflash(resolved: Resolved) -> DFlashSpec:
 
 
 def _seen_card(places: Places, host: str, *, device: str) -> Card:
-    """The host's smallest GPU, or the machine where it has none. `device`: what the job is for."""
     with open_reader(places) as reader:
-        seen = next((row for row in reader.hosts() if row.name == host and row.facts), None)
+        return _card(_seen(reader, host, places), host, device=device)
+
+
+def _seen(reader: Reader, host: str, places: Places) -> Mapping[str, Any]:
+    """The host's facts when it was last looked at, empty if never; UsageError for a name that nobody knows."""
+    seen = next((row for row in reader.hosts() if row.name == host and row.facts), None)
     if seen is None:
-        Hosts.load(places.hosts_file).find(host)  # a name that nobody knows is told as that
+        Hosts.load(places.hosts_file).find(host)
+    return {} if seen is None else seen.facts
+
+
+def _card(facts: Mapping[str, Any], host: str, *, device: str) -> Card:
+    """The smallest GPU, or the machine where it has none. `device`: what the job is for."""
+    if not facts:
         raise UsageError(f"host {host} has not been looked at yet; draftyard doctor {host} does, or give --gpu 95GiB")
-    fault = gpu_fault(seen.facts)
-    if device == "cuda" and fault is not None and not seen.facts.get("gpus"):
+    fault = gpu_fault(facts)
+    if device == "cuda" and fault is not None and not facts.get("gpus"):
         raise UsageError(
             f"host {host} told of no GPU when it was last seen, as its driver fails: {fault}; give --gpu 95GiB"
         )
-    return card_of(seen.facts)
+    return card_of(facts)

@@ -153,8 +153,11 @@ def test_a_hosts_card_is_planned_as_the_kind_it_is(places: Places) -> None:
         with Store(places.db) as store:
             gpu = {"index": 0, "name": model, "total_bytes": 95 * GIB}
             store.host_seen("box", address="there", facts={"gpus": [gpu]})
-        made = plan_memory(places, word, host="box", overrides=["drafter.num_kv_heads=2", "drafter.block_size=4"]).plan
+        overrides = ["drafter.num_kv_heads=2", "drafter.block_size=4"]
+        made = plan_memory(places, word, host="box", overrides=overrides).plan
+        of_size = plan_memory(places, word, host="box", overrides=overrides, capacity_bytes=90 * GIB).plan
         peaks[model] = made.peak.allocated_bytes
+        assert (of_size.peak, of_size.capacity_bytes) == (made.peak, 90 * GIB), "a size that is given changes no kind"
 
     assert peaks["NVIDIA H200"] < peaks["NVIDIA RTX PRO 6000 Blackwell"]
 
