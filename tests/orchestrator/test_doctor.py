@@ -26,6 +26,7 @@ from tests.orchestrator.yard import Yard
 
 VERSIONS = {name: fixing.pinned()[name] for name in fixing.ALL_PACKAGES}
 NEWER = {name: f"{version.split('.')[0]}.99.0" for name, version in VERSIONS.items()}  # what nobody has tested
+UV = Path(sys.executable).with_name("uv")
 THERE = ", ".join(f"{name} {version}" for name, version in VERSIONS.items())
 
 
@@ -40,6 +41,28 @@ def _index(folder: Path) -> Path:
             wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{about}/RECORD", f"{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
     return folder
+
+
+def _offer(installer: str, index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine this one alone, with these packages and no network."""
+    (folder / "bin").mkdir()
+    if installer == "uv":
+        (folder / "bin" / "uv").symlink_to(UV)
+    settings = folder / "uv.toml"
+    settings.write_text(_uv_settings(index))
+    for name, value in (
+        ("PATH", f"{folder}/bin:/usr/bin:/bin"),
+        ("PIP_NO_INDEX", "1"),
+        ("PIP_FIND_LINKS", str(index)),
+        ("UV_CONFIG_FILE", str(settings)),
+        ("UV_CACHE_DIR", str(folder / "cache")),
+        ("UV_OFFLINE", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+def _uv_settings(index: Path) -> str:
+    return f'offline = true\nno-index = true\nfind-links = ["{index}"]\n'
 
 
 def _venv(folder: Path) -> Path:
@@ -68,12 +91,22 @@ def test_an_unknown_host_key_is_told_as_any_verb_tells_it(yard: Yard, tmp_path: 
 
 
 @pytest.mark.slow
-def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path) -> None:
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path, installer: str) -> None:
     folder = _venv(tmp_path / "its venv")
     with sshd.running(tmp_path / "sshd") as server:
-        settings = server.home / ".config" / "pip" / "pip.conf"
-        settings.parent.mkdir(parents=True)
-        settings.write_text(f"[global]\nno-index = true\nfind-links = {_index(tmp_path / 'index')}\n")
+        index = _index(tmp_path / "index")
+        for file, text in (
+            ("pip/pip.conf", f"[global]\nno-index = true\nfind-links = {index}\n"),
+            ("uv/uv.toml", _uv_settings(index)),
+        ):
+            settings = server.home / ".config" / file
+            settings.parent.mkdir(parents=True)
+            settings.write_text(text)
+        if installer == "uv":  # where its own installer puts it, which no login shell names
+            (server.home / ".local" / "bin").mkdir(parents=True)
+            (server.home / ".local" / "bin" / "uv").symlink_to(UV)
+            (next(folder.glob("lib/*/site-packages")) / "pip").unlink()
         there = {"work_dir": str(tmp_path / "there"), "python": f"'{folder}/bin/python'"}
         (yard.root / "hosts.yaml").write_text(server.hosts_yaml(**there), encoding="utf-8")
         assert yard.run("doctor", "box", "--no-input") == 1
@@ -89,11 +122,11 @@ def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_fix_makes_a_venv_where_there_is_none_and_says_how_it_is_used(
-    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
 ) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(_index(tmp_path / "index")))
+    _offer(installer, _index(tmp_path / "index"), tmp_path, monkeypatch)
     bare = Path(sys.base_prefix) / "bin" / "python3"
     hosts = yard.root / "hosts.yaml"
     hosts.write_text(f"hosts:\n  local: {{python: '{bare}'}}\n", encoding="utf-8")
@@ -101,6 +134,7 @@ def test_fix_makes_a_venv_where_there_is_none_and_says_how_it_is_used(
     yard.run("doctor", "local", "--fix", "--no-input")
     made = yard.root / "data" / "draftyard" / "venv"
     assert f"local: set `python: {made}/bin/python` for it in {hosts}" in yard.out
+    assert ("uv = " in (made / "pyvenv.cfg").read_text()) is (installer == "uv")
 
     hosts.write_text(f"hosts:\n  local: {{python: '{made}/bin/python'}}\n", encoding="utf-8")
     yard.run("doctor", "local", "--no-input")
@@ -111,13 +145,14 @@ def test_fix_makes_a_venv_where_there_is_none_and_says_how_it_is_used(
 class Answering(LocalShell):
     """A host that keeps what it is told to run, and answers as one did on which everything went well."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: str = THERE) -> None:
         super().__init__()
         self.ran: list[list[str]] = []
+        self._said = said
 
     def run(self, argv: list[str], **_: object) -> Completed:
         self.ran.append(argv)
-        return Completed(0, f"{THERE}\n".encode(), b"")
+        return Completed(0, f"{self._said}\n".encode(), b"")
 
 
 @pytest.mark.parametrize("is_venv", [True, False])
@@ -137,6 +172,38 @@ def test_fix_sends_the_pinned_versions_as_text_and_of_torch_a_range(is_venv: boo
         ("/usr/bin/python3", "", "") if is_venv else ("/srv/venv/bin/python", "/usr/bin/python3", "/srv/venv")
     )
     assert THERE in done[0]
+
+
+# The end of what uv 0.13.9 said on a Linux without any card (1 December 2026): the registry's torch is one for CUDA.
+TOOK_CUDA = """\
+Using Python 3.11.7 environment at: /srv/venv
+Resolved 29 packages in 541ms
+Installed 29 packages in 5.31s
+ + nvidia-cuda-runtime==13.0.96
+ + nvidia-nccl-cu13==2.29.7
+ + torch==2.13.0
+ + triton==3.7.1
+"""
+
+
+def test_a_torch_for_a_newer_cuda_that_uv_took_is_told_with_both_versions_by_the_look_that_follows() -> None:
+    """Recorded: such an installation is gigabytes, and its driver is of another machine."""
+    shell = Answering(TOOK_CUDA)
+    bare = {"python": {"version": "3.11.7", "is_venv": True, "packages": {}}}
+    site = Site(LOCAL, shell, Workplace("/srv", "/venv/bin/python", "/root"), bare)
+    assert "torch==2.13.0" in fixing.fix_site(site, hosts_file=Path("x"))[0]
+
+    with_cuda = {"python": {"version": "3.11.7", "is_venv": True, "packages": VERSIONS}, "torch_cuda": "13.0"}
+    no_card = {item.name: item for item in hosts.findings_of({**with_cuda, "gpus": []}, python="python3")}
+    gpu = {"index": 0, "uuid": "GPU-1", "name": "NVIDIA A100", "total_bytes": 2**36, "used_bytes": 0, "processes": []}
+    old_driver = {**with_cuda, "gpus": [gpu], "driver": "550.54.15"}
+    found = {item.name: item for item in hosts.findings_of(old_driver, python="python3")}
+
+    assert not found["CUDA"].is_good
+    assert "13.0" in found["CUDA"].told
+    assert "550.54.15" in found["CUDA"].told
+    assert found["CUDA"].repair
+    assert "CUDA" not in no_card or no_card["CUDA"].is_good  # it computes on processors as well
 
 
 def test_the_pinned_list_holds_all_that_the_trainer_needs() -> None:
@@ -178,9 +245,11 @@ def test_a_repair_of_two_hops_goes_through_both() -> None:
 
 
 @pytest.mark.slow
-def test_an_installation_that_fails_says_why(yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_an_installation_that_fails_says_why(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
+) -> None:
+    _offer(installer, tmp_path, tmp_path, monkeypatch)
     folder = _venv(tmp_path / "its venv")
     hosts = f"hosts:\n  local: {{python: '{folder}/bin/python'}}\n"
     (yard.root / "hosts.yaml").write_text(hosts, encoding="utf-8")
@@ -188,7 +257,8 @@ def test_an_installation_that_fails_says_why(yard: Yard, tmp_path: Path, monkeyp
     assert yard.run("doctor", "local", "--fix", "--no-input") == 1
 
     assert "the installation failed:" in yard.err
-    assert "torch" in yard.err.partition("failed:")[2]  # which package, whatever pip makes of it
+    said = yard.err.partition("failed:")[2]
+    assert any(name in said for name in VERSIONS)  # which package, whatever the installer makes of it
 
 
 def test_a_home_that_is_not_there_is_named_and_not_taken_for_a_missing_python(
