@@ -9,7 +9,11 @@ from orchestrator.actions.log_text import inert
 
 
 class Field(Input):
-    DEFAULT_CSS = "Field > .input--placeholder, Field:ansi > .input--placeholder { color: $yard-muted; }"
+    DEFAULT_CSS = """
+    Field, Field:focus { background-tint: transparent; }
+    Field > .input--placeholder, Field:ansi > .input--placeholder { color: $yard-muted; text-style: none; }
+    Field:ansi > .input--cursor { background: ansi_default; color: ansi_default; text-style: reverse; }
+    """
 
     async def _on_key(self, event: events.Key) -> None:
         """Editing keys act at once. Left to travel up to the app, they would act after letters typed behind them."""

@@ -2,7 +2,8 @@
 
 Whatever must be read has a contrast of 4.5:1 or more to every ground it may stand on; a test computes it.
 Screens ask for an ink by its meaning (`live`, `good`, `bad`, ...), never for a colour. The hues of
-the first two are those of Okabe and Ito (2008), lightened or darkened for their ground.
+the first two are those of Okabe and Ito (2008), lightened or darkened for their ground; states stay apart for eyes that
+tell no red from green, which a test computes as well.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _DARK = {
 _LIGHT = {
     "ground": "#fafafa", "raised": "#f0f2f4", "cursor": "#dfe8f1", "line": "#cfd6dd",
     "text": "#2a323c", "strong": "#0b0f14", "muted": "#47525e", "faint": "#5a6674",
-    "live": "#006bab", "good": "#00694f", "bad": "#a34200", "warn": "#7a5000", "odd": "#8f4772", "accent": "#006bab",
+    "live": "#006bab", "good": "#00694f", "bad": "#851500", "warn": "#8a5700", "odd": "#8f4772", "accent": "#006bab",
     "band": "#a9cbe2", "series_1": "#006bab", "series_2": "#8a5a00", "series_3": "#00694f",
-    "series_4": "#8f4772", "series_5": "#655f00", "series_6": "#a34200",
+    "series_4": "#8f4772", "series_5": "#655f00", "series_6": "#851500",
 }  # fmt: skip
 _SIXTEEN = {
     "ground": "default", "raised": "default", "cursor": "default", "line": "bright_black",

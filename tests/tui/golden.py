@@ -18,6 +18,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 from tui.app import Draftyard
+from tui.once import rested
 from tui.plain import screen_text
 
 SCREENS = Path(__file__).parent / "screens"
@@ -83,6 +84,23 @@ def _as_dots(text: re.Match[str]) -> str:
     others = re.sub("[\u2800-\u28ff]", "\u00a0", content)
     rest = text[0].replace(text[4], html.escape(others)) if others.strip() else ""
     return f'<path class="{ink}" d="{dots}"/>{rest}'
+
+
+# Screen -> keys that lead there from the one before it: all of them in one program.
+EVERY_SCREEN = {
+    "runs": "", "filter": "slash", "worst off": "escape s", "question": "o g j x", "overview": "n enter", "curves": "2",
+    "one curve": "z", "memory": "escape 3", "log": "4", "spec": "6", "files": "7", "failure": "escape exclamation_mark",
+    "failed log": "4", "compare": "escape g space space c", "hosts": "escape escape 2", "smoke": "3", "launch": "4",
+    "help": "question_mark", "palette": "escape colon",
+}  # fmt: skip
+
+
+async def walk(app: Draftyard, pilot: Pilot[Any]) -> AsyncIterator[str]:
+    """The name of each screen, once it is there."""
+    for name, keys in EVERY_SCREEN.items():
+        await press(app, pilot, *keys.split())
+        await rested(app, pilot)
+        yield name
 
 
 @asynccontextmanager

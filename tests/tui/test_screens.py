@@ -4,12 +4,11 @@ import re
 from collections.abc import Callable
 
 import pytest
-from rich.color import Color
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from textual.widget import Widget
 
 from orchestrator.actions.places import Places
 from tests.tui.golden import IMAGES, SCREENS, matches, opened, picture, shown
+from tests.tui.test_themes import contrast
 from tui.app import Draftyard
 from tui.frame import LEAST_HEIGHT, LEAST_WIDTH
 from tui.once import rested
@@ -69,18 +68,6 @@ async def test_a_screen_looks_as_it_did(
     assert matches(SCREENS / f"{name}-{size[0]}x{size[1]}.txt", text)
 
 
-@pytest.mark.parametrize("keys", [*KEYS.values(), "slash", "B", "j x", "4 tab"])
-async def test_ascii_screens_are_ascii(keys: str, yard_places: Places, open_app: Callable[..., Draftyard]) -> None:
-    """With whatever lies over them: help, palette, question, toast, preview, what Textual draws itself."""
-    app = open_app(places=yard_places, ascii_only=True)
-    async with opened(app, *keys.split(), size=(160, 40)) as pilot:
-        await rested(app, pilot)
-        text = screen_text(app)
-
-    assert text.isascii()
-    assert "?" not in re.sub(r"R\?|\? +[hH]elp", "", text)  # nothing was left without a likeness
-
-
 async def test_ascii_keys_do_not_read_as_ctrl(open_app: Callable[..., Draftyard]) -> None:
     app = open_app(ascii_only=True)
     async with opened(app, "question_mark", size=(120, 60)):
@@ -116,18 +103,6 @@ async def test_curves_are_told_apart_by_their_marks(open_app: Callable[..., Draf
     assert text.count("▲") > 6
 
 
-def _light(colour: Color) -> float:
-    """Relative luminance as WCAG 2.1 defines it, 0 to 1."""
-    shares = [part / 255 for part in colour.get_truecolor(DEFAULT_TERMINAL_THEME)]
-    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in shares)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _contrast(one: Color, other: Color) -> float:
-    low, high = sorted((_light(one), _light(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("name", ["draftyard", "draftyard-light"])
 def test_whatever_must_be_read_stands_out_from_its_ground(name: str) -> None:
     """4.5:1, as WCAG 2.1 wants of text; what only decorates (rules, tracks, the span of a curve) is left out."""
@@ -136,7 +111,7 @@ def test_whatever_must_be_read_stands_out_from_its_ground(name: str) -> None:
         (meaning, ground): round(ratio, 2)
         for meaning in set(inks.styles) - {"ground", "raised", "cursor", "line", "band", "cursor_ground", "match"}
         for ground in ("ground", "raised", "cursor")
-        if (ratio := _contrast(inks[meaning].color, inks[ground].color)) < 4.5  # type: ignore[arg-type]
+        if (ratio := contrast(inks[meaning].color, inks[ground].color)) < 4.5  # type: ignore[arg-type]
     }
 
     assert weak == {}
@@ -165,17 +140,6 @@ async def test_a_picture_of_the_documentation_is_what_the_screen_shows(
         svg = picture(app)
 
     assert matches(IMAGES / f"{name}.svg", svg)
-
-
-@pytest.mark.parametrize("theme", ["draftyard-light", "draftyard-16"])
-async def test_the_other_themes_draw_every_screen(theme: str, open_app: Callable[..., Draftyard]) -> None:
-    app = open_app()
-    app.theme = theme
-
-    async with opened(app, "j", "enter", size=(140, 40)):
-        svg = picture(app)
-
-    assert matches(SCREENS / f"run-overview-{theme}.svg", svg)
 
 
 async def test_the_narrowest_screen_still_names_each_run(open_app: Callable[..., Draftyard]) -> None:
