@@ -59,11 +59,15 @@ def predicted(num_targets: int, num_drafters: int, target_s: float, drafter_s: f
     return Sides(num_targets, num_drafters, target, drafter)
 
 
-def sentence(sides: Sides, *, depth: float, capacity: int) -> str:
-    """For a person: which side holds the other up, by what it shows, and what would balance them."""
+def sentence(sides: Sides, *, depth: float, capacity: int, bytes_per_s: float | None = None) -> str:
+    """For a person: which side holds the other up, by what it shows, and what would balance them.
+
+    `bytes_per_s`: of hidden states while they travel, where that was measured.
+    """
     seconds = f"a batch takes a target rank {_s(sides.target.busy_s)} and a drafter rank {_s(sides.drafter.busy_s)}"
     waits = f"targets wait {sides.target.wait_share:.0%} of their time, drafters {sides.drafter.wait_share:.0%}"
-    told = f"{sides.bound}: queue {depth:.0f}/{capacity}; {waits}; {seconds}"
+    travel = "" if bytes_per_s is None else f", hidden states travel at {_bytes(bytes_per_s)}/s"
+    told = f"{sides.bound}: queue {depth:.0f}/{capacity}{travel}; {waits}; {seconds}"
     targets, drafters = sides.balanced
     if sides.bound == "balanced" or (targets, drafters) == (sides.num_targets, sides.num_drafters):
         ratio = sides.target.busy_s / sides.drafter.busy_s if sides.drafter.busy_s > 0 else 0.0
@@ -75,5 +79,10 @@ def _ranks(sides: Sides) -> str:
     return f"{sides.num_targets} and {sides.num_drafters}"
 
 
+def _bytes(size_bytes: float) -> str:
+    """Decimal, as links are named."""
+    return f"{size_bytes / 1e9:.3g} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.3g} MB"
+
+
 def _s(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"

@@ -130,8 +130,11 @@ def roles_told(reader: Reader, run: RunRow) -> str | None:
     roles, queue, sides = roles_of(run, spec), _count(spec, "roles", "queue"), sides_of(reader, run)
     if roles is None or queue is None or sides is None:
         return None
-    depth = recent_mean(reader, run.id, "queue_depth", attempt=run.attempt, rank=roles.drafters[0])
-    return None if depth is None else sentence(sides, depth=depth, capacity=queue)
+    depth, bytes_per_s = (
+        recent_mean(reader, run.id, name, attempt=run.attempt, rank=roles.drafters[0])
+        for name in ("queue_depth", "transfer_bytes_per_s")
+    )
+    return None if depth is None else sentence(sides, depth=depth, capacity=queue, bytes_per_s=bytes_per_s)
 
 
 def sides_of(reader: Reader, run: RunRow) -> Sides | None:

@@ -28,6 +28,10 @@ _DECLARING = (
 
 # Filled in by the loader from the recipe's name and the branch asked for, never written in a file.
 FILLED_IN = ("recipe", "branch")
+# What people look for under a name of their own, and how it is written here.
+OTHERWISE: dict[strict_yaml.Path, str] = {
+    ("roles", "colocated"): "without target processes each drafter has its target beside it: write target: 0",
+}
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ def nearest(word: str, known: list[str], what: str = "key") -> str:
 def nearest_field(kind: type, path: strict_yaml.Path) -> str:
     """What an unknown key may have meant: a neighbour spelt like it, the same name in another section, what is known."""
     name = str(path[-1])
+    if path in OTHERWISE:
+        return OTHERWISE[path]
     told = nearest(name, names_at(kind, path[:-1]))
     if told.startswith("did"):
         return told

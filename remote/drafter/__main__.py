@@ -37,6 +37,7 @@ from remote.rundir import AttemptDir, RunDir
 from remote.spec import RANKS_RUNG, DFlashSpec, load
 
 BAD_INPUT = 2  # exit status
+MOST_QUEUES = "32"  # of kernels that a card can be asked for (CUDA programming guide, CUDA_DEVICE_MAX_CONNECTIONS)
 TREE = Path(__file__).resolve().parents[2]
 
 
@@ -98,6 +99,9 @@ def _place() -> Place | None:
         raise UserFault(
             f"{', '.join(missing)} is not set and the launcher's other variables are; start it with torchrun"
         )
+    # Of a card's eight queues of kernels streams beyond share one, and wait there for what they do not depend on: a receive
+    # for a sum of gradients, say, which waits for another rank. See "Hidden states and gradients" in docs/decisions.md.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", MOST_QUEUES)
     rank, local_rank, world_size, local_size, address, port = (str(value) for value in found.values())
     num_nodes = int(world_size) // int(local_size)
     interface = os.environ.get("GLOO_SOCKET_IFNAME") or None

@@ -86,7 +86,7 @@ class QueuedFeed:
         return {
             "queue_depth": window.depth / window.num,
             "queue_capacity": float(self._roles.queue_capacity),
-            "transfer_bytes_per_s": window.num * self._shape.size_bytes / max(window.transfer_s, 1e-9),
+            "transfer_bytes_per_s": self._rate(window),
         }
 
     def finish(self) -> str | None:
@@ -95,11 +95,15 @@ class QueuedFeed:
         if not whole.num:
             return None
         sides = Sides(self._roles.num_targets, self._roles.num_drafters, whole.target, whole.drafter)
-        told = sentence(sides, depth=whole.depth / whole.num, capacity=self._roles.queue_capacity)
+        depth, capacity = whole.depth / whole.num, self._roles.queue_capacity
+        told = sentence(sides, depth=depth, capacity=capacity, bytes_per_s=self._rate(whole))
         return f"{told}; {dropped} batches that came ahead were dropped" if dropped else told
 
     def close(self) -> None:
         """Nothing to end: the thread that receives ends with the stream, or with the process."""
+
+    def _rate(self, tally: _Tally) -> float:
+        return tally.num * self._shape.size_bytes / max(tally.transfer_s, 1e-9)
 
     def _check(self, arrived: Arrived, batch: Batch) -> None:
         if not torch.equal(arrived.ids_S, batch.row.input_ids_S):

@@ -41,8 +41,12 @@ class Job:
 
     def say(self, text: str) -> None:
         """A line for a person, in the log and among the run's notes."""
-        say(text if self.ranks.roles.num_ranks == 1 else f"{self.ranks.name}: {text}")
+        self.log(text)
         self.reporter.note(text)
+
+    def log(self, text: str) -> None:
+        """A line in the log alone. Where several ranks write one, it begins with the rank, as `logs --rank` looks for it."""
+        say(text if self.ranks.roles.num_ranks == 1 else f"{self.ranks.name}: {text}")
 
 
 class StopWish:

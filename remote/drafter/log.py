@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from remote.drafter.job import Job, say
+from remote.drafter.job import Job
 from remote.drafter.loss import LossSums
 from remote.drafter.metrics import Metrics, metrics
 from remote.drafter.optim import NonFiniteError
-from remote.drafter.step import MicroBatch, StepResult
+from remote.drafter.step import ON_DRAFTER, MicroBatch, StepResult
 from remote.drafter.workbench import Workbench
 
 
@@ -56,7 +56,7 @@ def log_step(job: Job, step: int, window: Window, bench: Workbench, queued: Metr
         job.reporter.metrics(step, own)
         return learnt | own
     job.reporter.metrics(step, learnt | own)
-    say(_line(step, bench.spec.train.num_steps, learnt | own))
+    job.log(_line(step, bench.spec.train.num_steps, learnt | own))
     return learnt | own
 
 
@@ -70,10 +70,11 @@ def stop_at_non_finite(job: Job, window: Window, bench: Workbench) -> None:
         micro_batches = micro_batches[found.micro_batch : found.micro_batch + 1]
     rows = [key for keys in micro_batches for key in keys]
     where = "in the step's gradient" if found.micro_batch is None else f"in micro-batch {found.micro_batch + 1}"
-    listed = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in rows)
+    place = f" {where} ({', '.join(f'row {row} of epoch {epoch}' for epoch, row in rows)})"
+    if found.term.startswith(ON_DRAFTER):
+        rows, place = [], ", which says in which rows"
     error = NonFiniteError(
-        f"step {found.step}: {found.term} is not finite {where} ({listed}); "
-        f"no weight has moved since step {found.step - 1}"
+        f"step {found.step}: {found.term} is not finite{place}; no weight has moved since step {found.step - 1}"
     )
     facts = {"term": found.term, "micro_batch": found.micro_batch, "rows": rows}
     job.reporter.failure(error, stage="training", step=found.step, facts=facts)

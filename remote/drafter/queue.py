@@ -21,6 +21,7 @@ import time
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -88,7 +89,11 @@ class Outbox:
         self._since_s = time.perf_counter()
 
     def put(self, micro_batch: int, ids_S: Tensor, states: HiddenStates) -> Pace | None:
-        """Sends it as soon as its drafter grants it; None: nothing more is wanted, and it is dropped."""
+        """Sends it as soon as its drafter grants it; None: nothing more is wanted, and it is dropped.
+
+        BorderError: there are not as many states as tokens, or they are not of the shape that the drafter expects.
+        """
+        _check_own(micro_batch, ids_S, states, self._shape)
         drafter, sample = self._roles.drafter_of(micro_batch), _sample(states)  # the host waits for the device here
         computed_s = time.perf_counter()
         if len(self._in_flight) == OUTBOX:
@@ -246,8 +251,12 @@ def _sent(tensor: Tensor, rank: int, tag: int) -> _Sent:
 
 
 def _see_off(sent: list[_Sent]) -> None:
-    for work, _ in sent:
+    """The host waits until all of it has gone. For what NCCL sends `wait` alone holds up the stream: the next header
+    would go out, and its receive be posted, while that send still waits for another drafter."""
+    for work, tensor in sent:
         work.wait()
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _as_numbers(pace: Pace) -> list[int]:
@@ -263,6 +272,23 @@ def _sample(states: HiddenStates) -> list[int]:
         parts.append(tensor[row, column])
     found: list[int] = torch.cat(parts).double().cpu().view(torch.int64).tolist()
     return found
+
+
+def _check_own(micro_batch: int, ids_S: Tensor, states: HiddenStates, shape: Shape) -> None:
+    """Before anything is sent: a receive of another size than what comes has no end on some transports."""
+    parts = (states.features_SC, states.last_hidden_SH)
+    found = [len(ids_S), *([*part.shape, part.dtype] for part in parts)]
+    widths = (shape.num_features, shape.hidden_size)
+    expected = [shape.num_tokens, *([shape.num_tokens, width, shape.dtype] for width in widths)]
+    if found != expected:
+        raise BorderError(
+            f"micro-batch {micro_batch}: tokens, features and last hidden states are {_sizes(found)}; "
+            f"every row of this training has {_sizes(expected)}"
+        )
+
+
+def _sizes(numbers: list[Any]) -> str:
+    return ", ".join(str(each).replace("torch.", "") for each in numbers)
 
 
 def _check_header(numbers: list[int], expected: int | None, shape: Shape, where: str) -> None:

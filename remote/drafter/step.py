@@ -28,6 +28,8 @@ from remote.drafter.loss import LossSums, drafter_loss, known_denominator
 from remote.drafter.workbench import Workbench
 from remote.spec import LOSS_TERMS, DataSpec
 
+ON_DRAFTER = "loss on drafter "  # and which: what a drafter's latch closes for that another one has seen
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -158,11 +160,13 @@ def _pair(sums: LossSums) -> Tensor:
 
 
 def _close_together(step: int, bench: Workbench) -> None:
-    """A number that is not finite on one rank keeps the weights of every rank as they are."""
+    """A number that is not finite on one drafter keeps the weights of all as they are, and each knows on which it was."""
     latch, peers = bench.optimizer.latch, bench.peers
     if peers.num > 1:
-        closed = peers.largest(latch.is_closed)
-        latch.watch(step, {"loss of another rank": torch.where(closed > 0, torch.nan, 0.0)})
+        own_P = torch.zeros(peers.num, device=latch.is_closed.device)
+        own_P[peers.index] = latch.is_closed
+        closed_P = peers.sum(own_P)
+        latch.watch(step, {f"{ON_DRAFTER}{i}": torch.where(closed_P[i] > 0, torch.nan, 0.0) for i in range(peers.num)})
 
 
 def _detached(sums: LossSums) -> LossSums:

@@ -20,7 +20,7 @@ from remote.drafter.checkpoint import CorruptCheckpoint, Position
 from remote.drafter.data import Dataset, read_chats
 from remote.drafter.evaluate import evaluate
 from remote.drafter.feed import Feed, OwnFeed, QueuedFeed
-from remote.drafter.job import Job, StopWish, devices, failures_placed, say, versions
+from remote.drafter.job import Job, StopWish, devices, failures_placed, versions
 from remote.drafter.log import Window, log_step, stop_at_non_finite
 from remote.drafter.measure import Meter, give_back
 from remote.drafter.metrics import Metrics
@@ -67,7 +67,7 @@ def choose(job: Job, meter: Meter) -> Choices:
     job.reporter.start(versions=versions(), devices=devices(job.device), choices=choices.reasons)
     job.say(workbench.numbers(job.spec))
     for name, reason in choices.reasons.items():
-        say(f"  {name}: {reason}")
+        job.log(f"  {name}: {reason}")
     return choices
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,19 @@ def test_each_host_starts_its_share_and_one_host_alone_needs_no_address() -> Non
         "-m remote.drafter train /srv/runs/x"
     )
     assert " ".join(alone) == f"{launcher} --standalone --nproc-per-node 8 -m remote.drafter train /srv/runs/x"
+
+
+def test_a_recipe_that_says_colocated_is_told_how_that_is_written(yard: Yard) -> None:
+    yard.edit(
+        "roles.yaml",
+        json.dumps(
+            {"name": "roles", "why": "x", "base": {"roles": {"colocated": True}}, "branches": {"a": {"why": "x"}}}
+        ),
+    )
+
+    assert yard.run("recipe", "check", "recipes/roles.yaml") == 2
+    told = "unknown key; without target processes each drafter has its target beside it: write target: 0"
+    assert told in yard.err + yard.out
 
 
 @pytest.mark.parametrize("verb", ["smoke", "deploy", "prepare"])

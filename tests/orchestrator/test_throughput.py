@@ -183,6 +183,7 @@ def test_of_a_training_with_roles_the_side_that_is_waited_for_is_told(places: Pl
     """Rank 0 is a drafter of six, with two micro-batches a step; rank 3 is the first target."""
     spec = {"roles": {"target": 5, "drafter": 3, "queue": 20}, "train": {"accumulation": 6}}
     told = {"step_s": 1.8, "wait_s": 0.0, "queue_depth": 20.0, "block_tokens_per_s": 1000.0}
+    told["transfer_bytes_per_s"] = 12.5e6
     with Store(places.db) as store:
         documents = {**new_run().documents, Document.SPEC: json.dumps(spec)}
         store.create_run(new_run("rolesaaa", documents=documents))
@@ -194,7 +195,7 @@ def test_of_a_training_with_roles_the_side_that_is_waited_for_is_told(places: Pl
 
     assert found is not None
     assert found.sentence.endswith(
-        "; drafter-bound: queue 20/20; targets wait 33% of their time, drafters 0%; a batch takes a target rank 200 ms "
+        "; drafter-bound: queue 20/20, hidden states travel at 12.5 MB/s; targets wait 33% of their time, drafters 0%; a batch takes a target rank 200 ms "
         "and a drafter rank 900 ms; 1 target and 7 drafter ranks would balance it, these are 5 and 3"
     )
 

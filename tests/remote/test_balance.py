@@ -34,12 +34,17 @@ def test_no_role_is_ever_left_without_a_rank(target_s: float, expected: tuple[in
 
 
 def test_the_sentence_tells_queue_waits_and_the_ranks_that_would_balance() -> None:
-    told = sentence(sides(Pace(0.2, 0.3), Pace(0.6, 0.0)), depth=20.0, capacity=20)
+    told = sentence(sides(Pace(0.2, 0.3), Pace(0.6, 0.0)), depth=20.0, capacity=20, bytes_per_s=383e9)
 
     assert told == (
-        "drafter-bound: queue 20/20; targets wait 60% of their time, drafters 0%; a batch takes a target rank 200 ms "
+        "drafter-bound: queue 20/20, hidden states travel at 383 GB/s; targets wait 60% of their time, drafters 0%; a batch takes a target rank 200 ms "
         "and a drafter rank 600 ms; 2 target and 6 drafter ranks would balance it, these are 5 and 3"
     )
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.9996, "1.00 s"), (0.9994, "999 ms"), (0.0012, "1.2 ms")])
+def test_seconds_of_a_batch_read_as_people_write_them(seconds: float, told: str) -> None:
+    assert f"a drafter rank {told};" in sentence(sides(Pace(0.2, 0.3), Pace(seconds, 0.0)), depth=1.0, capacity=2)
 
 
 def test_where_no_other_division_is_better_the_ratio_is_told() -> None:

@@ -36,7 +36,9 @@ def fill(path: Path) -> None:
         spec = {**SPEC, "entry": "dflash", "roles": ROLES, "train": {**SPEC["train"], "accumulation": 2}}  # type: ignore[dict-item]
         run = yard.run(RUN, "qwen27b/roles", num_steps=1000, documents={Document.SPEC: json.dumps(spec)})
         for rank, (step_s, wait_s, depth, size) in TOLD.items():
-            queue = {} if depth is None else {"queue_depth": depth, "queue_capacity": 20.0}
+            queue = (
+                {} if depth is None else {"queue_depth": depth, "queue_capacity": 20.0, "transfer_bytes_per_s": 3e11}
+            )
             values = {"step_s": step_s, "wait_s": wait_s, **queue}
             own = [("metrics", BEGAN_S + step, {"step": step, "values": values}) for step in range(1, 51)]
             stages = ("load", "backward") if depth is not None else ("load", "forward")
@@ -78,7 +80,7 @@ def test_the_side_that_is_waited_for_is_told_in_the_sentence_of_show(roles_db: P
     with contextlib.closing(Reader(roles_db)) as reader:
         sentence = roles_told(reader, reader.run(RUN))
     assert sentence is not None
-    assert sentence.startswith("drafter-bound: queue 20/20")
+    assert sentence.startswith("drafter-bound: queue 20/20, hidden states travel at 300 GB/s; ")
 
     text = " ".join(text_of(overview_lines(detail_of(roles_db), NOW_S, 80, 40, ascii_only=False)).split())
 
