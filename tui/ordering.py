@@ -134,7 +134,7 @@ def advised(made: Any) -> Planned:
             item.plan.verdict or "",
             item.work_factor,
             item.keeps_result,
-            item.caution,
+            actions("plans").caution(item),
         )
         for item in made.switches
     )

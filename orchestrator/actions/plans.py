@@ -228,6 +228,11 @@ def _time_effects(places: Places, specs: Sequence[DFlashSpec], made: Sequence[Pl
     ]
 
 
+def caution(switch: Switch) -> str:
+    """What to beware of with a change: what it does to the training, and how little room it leaves."""
+    return "; ".join(text for text in (switch.caution, TIGHT if switch.plan.verdict == "tight" else "") if text)
+
+
 def plan_body(made: Plan) -> dict[str, Any]:
     """The plan as plain values, its sums included: what a document and the store keep."""
     sums = {"peak_stage": made.peak.name, "driver_bytes": made.driver_bytes, "headroom_bytes": made.headroom_bytes}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.actions.log_text import inert
-from orchestrator.actions.plans import MOST_OFFERED, TIGHT, Effect, Fits, Planned, plan_body
+from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, caution, plan_body
 from orchestrator.actions.step_time import time_sentence, time_text
 from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
@@ -231,7 +231,7 @@ def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> l
     told = [head]
     for switch, line in zip(found, lines, strict=True):
         typed = " ".join(f"--set {override}" for override in switch.overrides)
-        beware = "; ".join(text for text in (switch.caution, TIGHT if switch.plan.verdict == "tight" else "") if text)
+        beware = caution(switch)
         cautions = wrapped(beware, width, indent=2) if beware else []
         told += [line, *(click.style(text, dim=True) for text in (*cautions, f"  {typed}"))]
     return told

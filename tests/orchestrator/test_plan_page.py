@@ -21,6 +21,7 @@ from remote.plan import plan
 from remote.plan.advice import switches
 from remote.spec import DFlashSpec, dump
 from tests.orchestrator.runs import batch, event, started
+from tui.ordering import advised
 
 GIB, MIB = 2**30, 2**20
 H200 = "NVIDIA H200 150754820096 bytes"
@@ -140,10 +141,14 @@ def test_a_change_that_fits_tightly_is_called_so(places: Places) -> None:
     while lower := switches(least):
         least = lower[0].spec
 
-    page = _page(places, "qwen3.6-27b", width=100, capacity_bytes=round(plan(least).driver_bytes * 1.01))
+    capacity = round(plan(least).driver_bytes * 1.01)
+    page = _page(places, "qwen3.6-27b", width=100, capacity_bytes=capacity)
 
     assert page[page.index("What would fit") + 1].startswith("change")
     assert f"  {TIGHT}" in page or any(line.endswith(f"; {TIGHT}") for line in page)
+    screen = advised(plan_memory(places, "qwen3.6-27b", capacity_bytes=capacity))
+    assert screen.changes
+    assert all(TIGHT in change.caution for change in screen.changes), "in words too, as a screen says it by colour"
 
 
 def test_a_hosts_card_is_planned_as_the_kind_it_is(places: Places) -> None:
