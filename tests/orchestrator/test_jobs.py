@@ -269,8 +269,8 @@ def test_out_of_host_memory_has_an_exit_code_of_its_own(yard: Yard) -> None:
     assert failure["traceback"].rstrip().endswith("\nMemoryError")
     assert yard.run("show", "@failed", "--oom") == 0
     assert failure["traceback"].rstrip() in yard.out, "the traceback is whole"
-    assert re.search(r"^limit_bytes +0\.50 GiB$", yard.out, re.MULTILINE)
-    assert re.search(r"^peak_bytes +[\d.]+ MiB$", yard.out, re.MULTILINE)
+    assert re.search(r"^limit +0\.50 GiB$", yard.out, re.MULTILINE)
+    assert re.search(r"^peak +[\d.]+ MiB$", yard.out, re.MULTILINE)
     assert f"train.py:{failure['facts']['frame']['line']}, attempt 1" in yard.out
     assert "life.memory_limit_bytes" in yard.out
 
