@@ -713,6 +713,18 @@ def test_thirty_commands_on_a_server_with_few_sessions_all_run(tmp_path: Path) -
     assert answers == [b"x\n"] * 30
 
 
+def test_a_server_that_opens_no_session_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that never ran is an error, whatever has used the sessions up."""
+    monkeypatch.setattr("orchestrator.shell.channel.FULL_S", 0.2)
+    told = r"opens no further session: .* \(MaxSessions of its sshd\)"
+    with (
+        sshd.running(tmp_path / "sshd", settings=("MaxSessions 0",)) as server,
+        pytest.raises(HostError, match=told),
+        reached(host_of(server)) as shell,
+    ):
+        shell.run(["true"])
+
+
 def test_a_server_with_one_session_makes_a_command_wait_for_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -751,12 +763,11 @@ def test_no_command_steals_our_stdin(server: Server) -> None:
 
 
 def test_polling_and_cuts_leave_no_process_behind(server: Server) -> None:
-    """Polled by offset: after fifty reads and a cut, nothing of ours runs there."""
-    (server.home / "log").write_text("x" * 1000)
-    for _ in range(3):
+    """Polled by offset: after fifty connections that were cut, nothing of ours runs there."""
+    (server.home / "log").write_bytes(bytes(range(100)))
+    for offset in range(50):
         with reached(host_of(server)) as shell:
-            for offset in range(15):
-                shell.read_range(f"{server.home}/log", offset, 10)
+            assert shell.read_range(f"{server.home}/log", offset, 2) == bytes([offset, offset + 1])
             server.cut()
 
     wait_for(lambda: server.session_pids() == [])
