@@ -41,8 +41,9 @@ thorough: setup-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not gpu and not alone" --hypothesis-profile thorough \
 	  $$(grep -rl "^from hypothesis import" tests)
 
+# They compute and hardly wait, and each process collects every test: fewer processes, and a file to one of them.
 quick: setup-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not gpu and not alone and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not gpu and not alone and not slow"
 
 lint: setup-test
 	$(BIN)/ruff format --check .

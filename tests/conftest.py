@@ -34,9 +34,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rooms take turns, file by file: tests of hosts mostly wait, those of the trainer compute, so both go on side by side."""
+    """Rooms take turns, file by file: tests of hosts mostly wait, those of the trainer compute, so both go on side by side.
+
+    Files without slow tests come last: what a minute's wait would leave idle at the end has small things to do.
+    """
     rooms: dict[Path, list[list[pytest.Item]]] = {}
     for path, tests in groupby(items, key=lambda item: item.path):
         rooms.setdefault(path.parent, []).append(list(tests))
-    turns = [(at / len(files), room, file) for room, files in rooms.items() for at, file in enumerate(files)]
-    items[:] = [item for *_, file in sorted(turns, key=lambda turn: turn[:2]) for item in file]
+    turns = [
+        (all(item.get_closest_marker("slow") is None for item in file), at / len(files), room, file)
+        for room, files in rooms.items()
+        for at, file in enumerate(files)
+    ]
+    items[:] = [item for *_, file in sorted(turns, key=lambda turn: turn[:3]) for item in file]

@@ -226,6 +226,7 @@ def test_wsd_is_stable_until_its_last_fifth() -> None:
     assert factors[99] == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 @in_interpreter
 @pytest.mark.parametrize("clip_norm", [0.0, 0.7])
 def test_the_fused_update_moves_as_torchs_does(clip_norm: float) -> None:
@@ -247,6 +248,7 @@ def test_the_fused_update_moves_as_torchs_does(clip_norm: float) -> None:
     assert all(weight.grad is None for weight in nets[0].parameters())
 
 
+@pytest.mark.slow
 @in_interpreter
 def test_a_fused_update_resumes_bit_for_bit_and_a_closed_latch_holds_it() -> None:
     net, spec = small_net(torch.float16), OptimSpec(lr=1e-2)
