@@ -60,7 +60,11 @@ class Asking(Outbox):
 
 
 class Held(Inbox):
-    """In `overlap` a batch is received only once the next one is computed."""
+    """Notes what it grants. In `overlap` a batch is received only once the next one is computed."""
+
+    def _say(self, micro_batch: int, target: int) -> None:
+        note("granted", micro_batch)
+        super()._say(micro_batch, target)
 
     def _receive_states(self, target: int) -> HiddenStates:
         self.num_received = getattr(self, "num_received", -1) + 1
@@ -93,6 +97,7 @@ def drafter() -> None:
         until(lambda: inbox.depth >= CAPACITY)
     for batch in range(ENOUGH if SCENE == "enough" else NUM_BATCHES):
         deeds.set(f"wants {batch}", "1")
+        note("takes", batch)
         arrived = inbox.take()
         note("taken", arrived.micro_batch)
         if SCENE == "overlap" and batch + 1 < NUM_BATCHES:

@@ -46,8 +46,10 @@ def at_s(events: list[dict[str, Any]], what: str) -> list[float]:
 def test_no_more_batches_wait_or_travel_than_the_recipe_says_and_the_target_waits_for_a_place(tmp_path: Path) -> None:
     events = flow(tmp_path, "full")
 
-    first_taken_s = at_s(events, "taken")[0]
-    assert sum(sent_s < first_taken_s for sent_s in at_s(events, "sent")) == CAPACITY
+    granted_s, sent_s, takes_s = (at_s(events, what) for what in ("granted", "sent", "takes"))
+    for done_s in (granted_s, sent_s):  # so many while nobody takes one, then one more for each that is taken
+        assert sum(each_s < takes_s[0] for each_s in done_s) == CAPACITY
+        assert all(taken_s < each_s for taken_s, each_s in zip(takes_s, done_s[CAPACITY:], strict=False))
     assert max(event["depth"] for event in events if event["what"] == "arrived") == CAPACITY
     assert batches(events, "taken") == list(range(NUM_BATCHES))
     assert events[-1]["batches"] == 0
