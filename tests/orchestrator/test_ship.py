@@ -963,7 +963,7 @@ def test_a_small_file_costs_little_more_than_reading_and_writing_it(
     tmp_path: Path, shell: StreamShell, place: Workplace
 ) -> None:
     """100,000 of them in a minute. Work is counted and not time, beside writing and hashing the same files plainly."""
-    folder, number = tmp_path / "many", 20_000
+    folder, number = tmp_path / "many", 5_000
     before = _work_s()
     for inner in range(number):
         if inner % 1000 == 0:
