@@ -15,11 +15,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from textual.containers import Vertical
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from tui.app import Draftyard
+from tui.dialogue import Dialogue
 from tui.once import rested
-from tui.plain import screen_text
+from tui.plain import screen_strips, screen_text
 
 SCREENS = Path(__file__).parent / "screens"
 IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
@@ -101,6 +104,12 @@ async def walk(app: Draftyard, pilot: Pilot[Any]) -> AsyncIterator[str]:
         await press(app, pilot, *keys.split())
         await rested(app, pilot)
         yield name
+
+
+def on_top(app: Draftyard) -> list[Strip]:
+    """What there is to be read: of a dialogue the box alone, as what is below it is dimmed and cut."""
+    area = app.screen.query_one(Vertical).region if isinstance(app.screen, Dialogue) else app.screen.region
+    return [strip.crop(area.x, area.right) for strip in screen_strips(app)[area.y : area.bottom]]
 
 
 @asynccontextmanager

@@ -10,12 +10,10 @@ import pytest
 from rich.color import Color
 from rich.style import Style
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
-from textual.containers import Vertical
 
 from orchestrator.actions.places import Places
-from tests.tui.golden import EVERY_SCREEN, opened, walk
+from tests.tui.golden import EVERY_SCREEN, on_top, opened, walk
 from tui.app import Draftyard
-from tui.dialogue import Dialogue
 from tui.plain import screen_strips, screen_text
 from tui.theme import INKS, THEMES
 
@@ -36,11 +34,9 @@ def contrast(one: Color, other: Color) -> float:
 
 
 def pieces(app: Draftyard) -> Iterator[tuple[str, Style]]:
-    """Whatever stands on the screen; below a dialogue, what is dimmed is not there to be read."""
-    is_dialogue = isinstance(app.screen, Dialogue)
-    area = app.screen.query_one(Vertical).region if is_dialogue else app.screen.region
-    for strip in screen_strips(app)[area.y : area.bottom]:
-        for text, style, _ in strip.crop(area.x, area.right):
+    """Whatever stands on the screen."""
+    for strip in on_top(app):
+        for text, style, _ in strip:
             yield text, style or Style.null()
 
 
