@@ -211,12 +211,14 @@ def test_a_bar_that_never_ends_its_line_is_held_in_bounded_memory(
 
 
 @pytest.mark.parametrize("words", [(), ("-f",)])
+@pytest.mark.parametrize("mark", ["[rank{}]: ", "rank {} (drafter {}): "], ids=["torch's", "the trainer's"])
 def test_the_newest_lines_of_a_rank_are_as_many_as_asked(
-    store: Store, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    store: Store, capsys: pytest.CaptureFixture[str], mark: str, words: tuple[str, ...]
 ) -> None:
-    _says(store, "".join(f"[rank{number % 2}]: step {number}\n" for number in range(100)), "")
+    _says(store, "".join(f"{mark.format(number % 2, number % 2)}step {number}\n" for number in range(100)), "")
 
-    assert _printed(capsys, "-n", "2", "--rank", "0", *words)[:2] == ["[rank0]: step 96", "[rank0]: step 98"]
+    first = mark.format(0, 0)
+    assert _printed(capsys, "-n", "2", "--rank", "0", *words)[:2] == [f"{first}step 96", f"{first}step 98"]
 
 
 @pytest.mark.parametrize("words", [(), ("-f",)])

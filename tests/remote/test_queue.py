@@ -13,7 +13,16 @@ import torch
 from remote.balance import Pace
 from remote.drafter.data import Dataset, Document, HiddenStates
 from remote.drafter.feed import QueuedFeed
-from remote.drafter.queue import _SAMPLE_END, Arrived, BorderError, Shape, _check_header, _check_sample, _sample
+from remote.drafter.queue import (
+    _SAMPLE_END,
+    Arrived,
+    BorderError,
+    Shape,
+    _check_header,
+    _check_own,
+    _check_sample,
+    _sample,
+)
 from remote.roles import Roles
 from remote.spec import TrainSpec
 
@@ -79,6 +88,37 @@ def test_states_that_are_not_finite_are_refused_though_they_came_as_they_were_se
 
     with pytest.raises(BorderError, match="1 of 32 sampled hidden states are not finite"):
         _check_sample(sample, sample, "here")
+
+
+@pytest.mark.parametrize(
+    ("ids", "spoil", "words"),
+    [
+        (
+            12,
+            lambda found: HiddenStates(found.features_SC[:11], found.last_hidden_SH),
+            r"are 12, \[11, 15, bfloat16\], ",
+        ),
+        (
+            12,
+            lambda found: HiddenStates(found.features_SC, found.last_hidden_SH[:, :4]),
+            r", \[12, 4, bfloat16\]; every",
+        ),
+        (12, lambda found: HiddenStates(found.features_SC.float(), found.last_hidden_SH), r"\[12, 15, float32\]"),
+        (
+            11,
+            lambda found: found,
+            r"are 11, .* every row of this training has 12, \[12, 15, bfloat16\], \[12, 5, bfloat16\]",
+        ),
+    ],
+    ids=["a state short", "another width", "another dtype", "a token short"],
+)
+def test_states_that_are_not_those_of_a_row_are_refused_before_they_are_sent(
+    ids: int, spoil: Callable[[HiddenStates], HiddenStates], words: str
+) -> None:
+    _check_own(4, torch.arange(12), states(), SHAPE)
+
+    with pytest.raises(BorderError, match=words):
+        _check_own(4, torch.arange(ids), spoil(states()), SHAPE)
 
 
 class OneBatch:

@@ -22,9 +22,11 @@ import pytest
 import torch
 
 from orchestrator.units import parse_duration
+from remote.drafter import __main__ as trainer
 from remote.drafter.job import StopWish
-from remote.drafter.ranks import Ranks
+from remote.drafter.ranks import Place, Ranks, joined
 from remote.job import Job
+from remote.report import Reporter, UserFault
 from remote.roles import Roles
 from remote.rundir import RunDir, read_json, write_json
 from remote.spec import DFlashSpec, RolesSpec
@@ -106,6 +108,34 @@ def alone(tmp_path_factory, tiny_target_spec, tiny_drafter_spec) -> dict[int, fl
     job = make_job(tmp_path_factory.mktemp("alone"), spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec()))
     assert train(job, StopWish()) == "succeeded"
     return losses(job.run)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "32"), ("8", "8")])
+def test_a_rank_asks_its_card_for_queues_that_no_two_streams_share(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, expected: str
+) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, ("1", "1", "8", "4", "localhost", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", own or "")
+    if own is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+
+    place = trainer._place()
+
+    assert place is not None
+    assert (place.rank, place.num_nodes) == (1, 2)
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == expected
+
+
+def test_another_number_of_processes_than_roles_is_refused_with_the_sum(tmp_path: Path) -> None:
+    place, roles = Place(0, 0, 8, "localhost", 1), Roles(num_drafters=3, num_targets=4)
+
+    with (
+        pytest.raises(UserFault, match=r"8 processes were started; roles want 4 target \+ 3 drafter = 7"),
+        joined(place, roles, torch.device("cpu"), Reporter(tmp_path)),
+    ):
+        pass
 
 
 @dataclass(frozen=True)
