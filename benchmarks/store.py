@@ -1,4 +1,4 @@
-"""The store's claims, measured: ingest, bytes a value, lists, curves, whole commands.
+"""The store's claims, measured: what a record costs its trainer, ingest, bytes a value, lists, curves, whole commands.
 
     python -m benchmarks.store                       10,000 runs, 10 million values
     python -m benchmarks.store --values 100000000    one more order of magnitude
@@ -29,7 +29,8 @@ from orchestrator.store.migrations import migrate
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, NewRun, State
 from orchestrator.store.writes import Store
-from remote.wire import Event
+from remote.report import Reporter
+from remote.wire import Event, decode
 
 NAMES = tuple(f"metric_{number}" for number in range(20))
 BATCH_STEPS = 5000
@@ -40,6 +41,8 @@ LONG = "0000-long"  # the run with most of the values
 class Report:
     runs: int
     values: int
+    report_us: float  # a record of 20 metrics, told by a job: all that it costs the trainer, the write included
+    decode_us: float  # the same record, from its line to an event
     ingest_values_per_s: float  # CPU time, rollups included
     plain_values_per_s: float  # the yardstick: sqlite3 executemany into a bare table with rowid
     bytes_per_value: float  # the file, rollups and series included
@@ -55,6 +58,7 @@ class Report:
 
 def measure(folder: Path, *, runs: int, values: int, commands: bool = False) -> Report:
     """Fills a database and asks it."""
+    wire_us = _wire_us(folder / "attempt")
     db = folder / "runs.db"
     with Store(db) as store:
         _make_runs(store, runs)
@@ -71,7 +75,16 @@ def measure(folder: Path, *, runs: int, values: int, commands: bool = False) -> 
         assert len(found) == min(50, runs)
     asked = _commands(db) if commands else (None, None, None)
     size = db.stat().st_size - _size_without_values(folder, runs)
-    return Report(runs, values, rate, plain, size / values, live_ms, list_ms, filter_ms, curve_ms, raw_ms, *asked)
+    told = (rate, plain, size / values, live_ms, list_ms, filter_ms, curve_ms, raw_ms)
+    return Report(runs, values, *wire_us, *told, *asked)
+
+
+def _wire_us(attempt: Path) -> tuple[float, float]:
+    """A thousand records at a time, so that milliseconds are microseconds a record."""
+    reporter, values = Reporter(attempt), {name: math.sin(1.0) * 2.5 for name in NAMES}
+    report_us = best_ms(lambda: [reporter.metrics(step, values) for step in range(1000)])
+    line = (attempt / "events.rank0.jsonl").read_bytes().partition(b"\n")[0]
+    return report_us, best_ms(lambda: [decode(line) for _ in range(1000)])
 
 
 def _make_runs(store: Store, runs: int) -> None:
