@@ -82,18 +82,18 @@ $(VENV)/test.ready: $(VENV)/demo.ready
 	@touch $@
 
 # The tests start a real OpenSSH server; `ip` makes the network namespaces of the several-hosts tests, and busybox is a
-# host that has no other tools.
-SYSTEM_PACKAGES := openssh-server rsync iproute2 busybox
+# host that has no other tools; the screens are shown in tmux as well.
+SYSTEM_PACKAGES := openssh-server rsync iproute2 busybox tmux
 
 system-packages:
-	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; for tool in sshd rsync ip busybox; do command -v $$tool >/dev/null || missing=1; done; \
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; for tool in sshd rsync ip busybox tmux; do command -v $$tool >/dev/null || missing=1; done; \
 	[ -z "$$missing" ] || { \
 	  echo "installing $(SYSTEM_PACKAGES)"; \
 	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  { command -v apt-get >/dev/null && $$sudo apt-get update -qq && \
 	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(SYSTEM_PACKAGES) >/dev/null; } || { \
-	    echo "cannot install them: the tests need sshd, rsync, ip and busybox. Install your distribution's OpenSSH server,"; \
-	    echo "rsync, iproute2 and busybox (Debian: apt-get install $(SYSTEM_PACKAGES)) and run make again."; exit 1; }; }
+	    echo "cannot install them: the tests need sshd, rsync, ip, busybox and tmux. Install your distribution's OpenSSH server,"; \
+	    echo "rsync, iproute2, busybox and tmux (Debian: apt-get install $(SYSTEM_PACKAGES)) and run make again."; exit 1; }; }
 
 wheel: $(VENV)/test.ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

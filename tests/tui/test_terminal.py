@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -156,7 +155,6 @@ def test_a_dumb_terminal_gets_ascii(filled_yard: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed here")
 def test_tmux_shows_the_same_screen(filled_yard: Path, tmp_path: Path) -> None:
     socket = str(tmp_path / "tmux")
     run = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(filled_yard), "--readonly"]
