@@ -218,8 +218,17 @@ def _with_peak_and_limit(failure: Failure, exit_file: Mapping[str, Any]) -> Fail
     known = {"peak_bytes": _count(exit_file, "peak_bytes"), "limit_bytes": _count(exit_file, "memory_limit_bytes")}
     facts = known | {name: value for name, value in failure.facts.items() if value is not None or name not in known}
     facts = {name: value for name, value in facts.items() if value is not None or name not in known}
-    hint = OWN_LIMIT_HINT if "limit_bytes" in facts else failure.hint
+    hint = _limit_hint(facts) if "limit_bytes" in facts else failure.hint
     return replace(failure, facts=facts, hint=hint)
+
+
+def _limit_hint(facts: Mapping[str, Any]) -> str:
+    """With the sum that went over the limit where it is known: data, which is less or more than what is resident."""
+    sizes = [_count(facts, name) for name in ("data_bytes", "limit_bytes", "requested_bytes")]
+    known = [format_size(size) for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return OWN_LIMIT_HINT
+    return f"{OWN_LIMIT_HINT}; it had allocated {known[0]} of {known[1]} and asked for {known[2]} more"
 
 
 def _from_exit(exit_file: Mapping[str, Any], *, may_be_card: bool) -> list[Failure]:

@@ -126,6 +126,17 @@ def test_memory_refused_by_a_limit_is_told_with_peak_and_limit_as_numbers(
         assert "life.memory_limit_bytes" in failure.hint
 
 
+def test_a_limit_that_was_passed_is_told_with_its_sum() -> None:
+    """Recorded: 0.30 GiB were resident under a limit of 0.29, which counts data."""
+    text = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 113246208 bytes."
+    facts = {"peak_bytes": 326_348_800, "limit_bytes": 314_572_800, "data_bytes": 248_918_016}
+    (failure,) = causes(Findings(told=[told("RuntimeError", text, facts=facts)], exit_file={"exit_code": 1}))
+    (vague,) = causes(Findings(told=[told("RuntimeError", text, facts=facts | {"data_bytes": "many"})]))
+
+    assert failure.hint.endswith("; it had allocated 0.23 GiB of 0.29 GiB and asked for 0.11 GiB more")
+    assert "it had allocated" not in vague.hint
+
+
 def test_memory_that_ran_out_without_a_limit_names_none() -> None:
     (failure,) = causes(
         Findings(
