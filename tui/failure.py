@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len, chop_cells
+
 from orchestrator.store.rows import FailureRow, RunRow, State
 from tui.answers import Answers
 from tui.detail import RunDetail
@@ -93,9 +95,10 @@ def _trace_line(row: str, width: int) -> list[Line]:
     """Frames of a traceback stand out by their indent; a long line is broken between words, never cut."""
     meaning = "muted" if row.startswith("    ") else "text"
     lines: list[Line] = []
-    while len(row) > width > 0:
-        place = row.rfind(" ", width // 2, width + 1)
-        end = place if place > 0 else width  # a word of that length is broken
+    while cell_len(row) > width > 1:
+        room = len(chop_cells(row, width)[0])
+        place = row.rfind(" ", room // 2, room + 1)
+        end = place if place > 0 else room  # a word of that length is broken
         lines.append([(row[:end], meaning)])
         row = row[end:].removeprefix(" ")
     return [*lines, [(row, meaning)]]

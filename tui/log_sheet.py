@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
+from rich.cells import cell_len, chop_cells
 from textual import events
 
 from orchestrator.actions.log_text import LogLine, group_ranks
@@ -200,8 +202,8 @@ class LogSheet(Sheet):
         lines = group_ranks(page.lines) if self._has_ranks_grouped else page.lines
         self._rows = []
         for line in lines:
-            if self._is_wrapped and len(line.text) > width:
-                self._rows += [(line, at, at + width) for at in range(0, len(line.text), width)]
+            if self._is_wrapped and cell_len(_times(line) + line.text) > width:
+                self._rows += _folded(line, width)
             else:
                 self._rows.append((line, self._shift, self._shift + width))
         return [self._row_pieces(line, first, last) for line, first, last in self._rows]
@@ -209,7 +211,7 @@ class LogSheet(Sheet):
     def _row_pieces(self, line: LogLine, first: int, last: int) -> Line:
         text = line.text[first:last]
         meaning = "bad" if line.is_error else "text"
-        pieces: list[Piece] = [(f"×{line.num_times} ", "muted")] if line.num_times > 1 and first == 0 else []
+        pieces: list[Piece] = [(_times(line), "muted")] if first == 0 else []
         if self._pattern is None:
             return [*pieces, (text, meaning)]
         position = 0
@@ -218,3 +220,15 @@ class LogSheet(Sheet):
                 pieces += [(text[position : match.start()], meaning), (match.group(), "match")]
                 position = match.end()
         return [*pieces, (text[position:], meaning)]
+
+
+def _times(line: LogLine) -> str:
+    """How many ranks say the same."""
+    return f"×{line.num_times} " if line.num_times > 1 else ""
+
+
+def _folded(line: LogLine, width: int) -> list[tuple[LogLine, int, int]]:
+    """Rows of at most so many cells, what stands before the first one included."""
+    ends = list(accumulate(len(part) for part in chop_cells(_times(line) + line.text, width)))
+    places = [0, *(end - len(_times(line)) for end in ends)]
+    return [(line, first, last) for first, last in pairwise(places)]

@@ -200,8 +200,17 @@ async def test_the_first_error_is_one_key_away(yard: Yard, open_app: Open) -> No
         await shown(app, pilot, "ValueError: no")
 
 
-async def test_wrapping_shows_the_whole_of_a_long_line(yard: Yard, open_app: Open) -> None:
-    yard.log("logs2345", "a" * 70 + "b" * 70 + "TAIL\n")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 70 + "b" * 70 + "TAIL\n",
+        "損失" * 45 + "TAIL\n",
+        "".join(f"[rank{rank}]: {'a' * 70}TAIL\n" for rank in range(8)),
+    ],
+    ids=["narrow", "wide", "ranks"],
+)
+async def test_wrapping_shows_the_whole_of_a_long_line(text: str, yard: Yard, open_app: Open) -> None:
+    yard.log("logs2345", text)
     app = open_app(yard.path)
     async with opened(app, "l") as pilot:
         cut = screen_text(app)
