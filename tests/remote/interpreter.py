@@ -36,10 +36,32 @@ def idle() -> Iterator[None]:
 
     For tests of memory, which read no value that a kernel has made: a step takes a fraction of a second in place of ten.
     """
+    with _launching(lambda launch: _leave):
+        yield
+
+
+@contextmanager
+def launched() -> Iterator[list[str]]:
+    """The names of the kernels that are launched in here, launch by launch."""
+    names: list[str] = []
+
+    def noting(launch: Callable[..., None]) -> Callable[..., None]:
+        def noted(self: Any, *arguments: object, **named: object) -> None:
+            names.append(self.fn.__name__)
+            launch(self, *arguments, **named)
+
+        return noted
+
+    with _launching(noting):
+        yield names
+
+
+@contextmanager
+def _launching(otherwise: Callable[[Callable[..., None]], Callable[..., None]]) -> Iterator[None]:
     from triton.runtime import interpreter
 
     launch = interpreter.GridExecutor.__call__
-    interpreter.GridExecutor.__call__ = _leave
+    interpreter.GridExecutor.__call__ = otherwise(launch)
     try:
         yield
     finally:
