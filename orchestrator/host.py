@@ -325,8 +325,11 @@ _NOT_LOCAL = ("address", "port", "user", "jump", "identity", "host_keys")
 # ~/.ssh/config: names only; their meaning is asked of `ssh -G` ---------------------------------------
 
 
-def _ssh_aliases(config: Path, depth: int = 0) -> Iterator[str]:
-    """The words after `Host`, through Include; a file that cannot be read has none."""
+def _ssh_aliases(config: Path, within: tuple[str, ...] = ()) -> Iterator[str]:
+    """The words after `Host`, through Include; a file that cannot be read has none, nor has one that includes itself."""
+    real = os.path.realpath(config)
+    if real in within:
+        return
     try:
         lines = read_given(config).decode("utf-8", "replace").splitlines()
     except OSError:
@@ -335,12 +338,12 @@ def _ssh_aliases(config: Path, depth: int = 0) -> Iterator[str]:
         keyword, words = _ssh_words(line)
         if keyword == "host":
             yield from words
-        elif keyword == "include" and depth < 16:
+        elif keyword == "include" and len(within) < 16:
             for word in words:
                 # Relative names lie in ~/.ssh, whichever file names them.
                 place = Path.home() / ".ssh" / os.path.expanduser(word)  # noqa: PTH111  # Path's raises for unknown users
                 for included in sorted(glob.glob(str(place))):  # noqa: PTH207  # the pattern may be absolute
-                    yield from _ssh_aliases(Path(included), depth + 1)
+                    yield from _ssh_aliases(Path(included), (*within, real))
 
 
 def _ssh_words(line: str) -> tuple[str, list[str]]:

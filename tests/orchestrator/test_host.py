@@ -51,6 +51,13 @@ def test_aliases_of_the_ssh_config_are_hosts_through_includes_and_in_every_spell
     assert hosts.find("gpu").ssh_config == config
 
 
+def test_a_config_that_includes_itself_is_read_once(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host a\n" + f"Include {tmp_path}/*\n" * 8 + "Host b\n")
+
+    assert Hosts.load(None, config).names() == ["local", "a", "b"]
+
+
 def test_a_name_that_a_wildcard_is_meant_for_is_known_but_a_bare_star_makes_nothing_known(config: Path) -> None:
     hosts = Hosts.load(None, config)
 

@@ -18,6 +18,7 @@ from orchestrator.actions.order import Order, Settled
 from orchestrator.errors import UsageError
 from orchestrator.follow.lease import is_followed
 from orchestrator.host import Hosts, hosts_file_of
+from orchestrator.known import Known
 from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
 from tests import sshd
@@ -79,6 +80,19 @@ def test_another_machine_of_the_name_of_a_live_runs_host_is_refused(
         refuse_namesakes(store.reader, replace(settled, host=replace(host, name="else")), here=here)
         if not is_refused:
             refuse_namesakes(store.reader, settled, here=here)
+
+
+def test_what_a_run_was_given_in_secret_is_looked_up_where_it_was_launched(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    ours, here = folders
+    for file, secret in ((ours, "of-our-gpu"), (here, "of-another-gpu")):
+        (file.parent / "secret.env").write_text(f"TOKEN={secret}\n")
+        file.write_text(f"hosts: {{gpu: {{env_file: {file.parent}/secret.env}}}}")
+    with Store(tmp_path / "runs.db") as store:
+        started(store, host="gpu", documents={Document.SPEC: "{}", Document.HOSTS_FILE: str(ours)})
+
+        assert Known(here).of(store.reader, RUN) == {"of-our-gpu"}
 
 
 def test_the_newest_run_of_a_host_says_where_it_is_found(tmp_path: Path) -> None:
