@@ -235,7 +235,12 @@ def caution(switch: Switch) -> str:
 
 def plan_body(made: Plan) -> dict[str, Any]:
     """The plan as plain values, its sums included: what a document and the store keep."""
-    sums = {"peak_stage": made.peak.name, "driver_bytes": made.driver_bytes, "headroom_bytes": made.headroom_bytes}
+    sums = {
+        "peak_stage": made.peak.name,
+        "unexplained_bytes": made.unexplained_bytes,
+        "driver_bytes": made.driver_bytes,
+        "headroom_bytes": made.headroom_bytes,
+    }
     stages = [{**dataclasses.asdict(stage), "allocated_bytes": stage.allocated_bytes} for stage in made.stages]
     return {**dataclasses.asdict(made), "stages": stages, **sums, "verdict": made.verdict}
 

@@ -119,6 +119,8 @@ def test_what_smoke_runs_took_beyond_their_plan_is_a_line_of_what_must_fit(place
     assert found.plan.driver_bytes == fits.plan.stage("step").allocated_bytes + 2 * GIB
     assert "  + unexplained  2.00 GiB that 1 smoke run took beyond it, in none of its lines" in page
     assert found.largest is None, "what is advised leaves that free"
+    body = plan_document(found)["plan"]
+    assert (body["unexplained_bytes"], body["driver_bytes"]) == (2 * GIB, found.plan.driver_bytes)
 
 
 def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
