@@ -40,6 +40,8 @@ from tests.sshd import Server
 
 pytestmark = pytest.mark.slow  # real supervisors over real ways
 
+PATIENCE_S = 60.0
+
 STEPS = """
 import time
 from remote.report import Reporter
@@ -340,9 +342,22 @@ def test_a_run_outlives_the_connection_and_every_step_is_there_once(tmp_path: Pa
                     break
             time.sleep(0.02)
         shell.close()
+        ends = time.monotonic() + PATIENCE_S
+        while (left := _naming(started.run_dir)) and time.monotonic() < ends:
+            time.sleep(0.05)
 
     steps = [decode(line).fields["step"] for line in content.splitlines() if decode(line).kind == "metrics"]
     assert steps == list(range(1, 61))
+    assert left == []  # no reader of ours is left on the host, of however many cut connections
+
+
+def _naming(folder: str) -> list[bytes]:
+    """Command lines that name it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.append((process / "cmdline").read_bytes())
+    return [line for line in found if folder.encode() in line]
 
 
 def test_an_observation_costs_as_much_as_a_handful_of_tiny_programs(site: Site) -> None:
