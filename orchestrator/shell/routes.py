@@ -135,7 +135,7 @@ def _endpoint(question: Question, answer: dict[str, list[str]]) -> Endpoint:
         user=user,
         identity_files=_paths([path for path in answer.get("identityfile", []) if path != "none"], tokens),
         identities_only=one("identitiesonly") == "yes",
-        known_hosts_files=_paths(_words(answer, "userknownhostsfile") + _words(answer, "globalknownhostsfile"), tokens),
+        known_hosts_files=_paths(_files(answer, "userknownhostsfile") + _files(answer, "globalknownhostsfile"), tokens),
         host_key_alias=one("hostkeyalias"),
         host_keys="accept-new" if one("stricthostkeychecking") in ("accept-new", "no", "off", "false") else "strict",
         connect_timeout_s=_number(question, "connecttimeout", one("connecttimeout") or "0") or None,
@@ -168,8 +168,10 @@ def _jump_question(jump: str, question: Question) -> Question:
     )
 
 
-def _words(answer: dict[str, list[str]], keyword: str) -> list[str]:
-    return [word for word in answer.get(keyword, [""])[0].split() if word != "none"]
+def _files(answer: dict[str, list[str]], keyword: str) -> list[str]:
+    """`ssh -G` prints names without their quotes: what does not begin like a path goes on with the one before."""
+    names = re.split(r" (?=[/~%])", answer.get(keyword, [""])[0])
+    return [name for name in names if name not in ("", "none")]
 
 
 def _paths(words: list[str], tokens: dict[str, str]) -> tuple[Path, ...]:

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -118,13 +119,14 @@ class Policy(paramiko.MissingHostKeyPolicy):
             f"  console (ssh-keygen -lf /etc/ssh/ssh_host_{_short(key)}_key.pub); only if they agree:",
         ]
         lines += [
-            f"  repair: ssh-keygen -R '{self._endpoint.key_name}' -f {file}"
+            f"  repair: ssh-keygen -R '{self._endpoint.key_name}' -f {shlex.quote(str(file))}"
             for file in dict.fromkeys(k.file for k in same)
         ]
         return "\n".join(lines)
 
     def _unknown(self, key: paramiko.PKey) -> str:
-        target = self._endpoint.known_hosts_files[0] if self._endpoint.known_hosts_files else "~/.ssh/known_hosts"
+        files = [shlex.quote(str(file)) for file in self._endpoint.known_hosts_files]
+        target = files[0] if files else "~/.ssh/known_hosts"
         line = f"{self._endpoint.key_name} {key.get_name()} {key.get_base64()}"
         authorities = [f"{known.file}:{known.line}" for known in self._known if known.marker == "@cert-authority"]
         return (

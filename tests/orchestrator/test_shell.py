@@ -130,6 +130,34 @@ def test_a_known_hosts_file_of_the_hosts_own_is_the_only_one_asked(server: Serve
     assert server.host_key in (tmp_path / "own").read_text()
 
 
+def test_known_hosts_files_with_blanks_in_their_names_are_read_written_and_repaired(server: Server) -> None:
+    file, other = server.folder / "of Jane Doe" / "known hosts", server.folder / "other known"
+    file.parent.mkdir()
+    shutil.copy(server.known_hosts, other)
+    usual = f"UserKnownHostsFile {server.known_hosts}"
+    text = server.config().replace(usual, f'UserKnownHostsFile "{file}" "{other}"')
+
+    def enter(*more: str) -> None:
+        server.config_file.write_text("\n  ".join([text, *more]))
+        with reached(Hosts.load(None, server.config_file).find(server.alias)) as shell:
+            assert shell.run(["true"]).exit_code == 0
+
+    def repair() -> None:
+        with pytest.raises(HostError) as told:
+            enter()
+        subprocess.run(re.findall(r"repair: (.*)", str(told.value))[0], shell=True, check=True)
+
+    enter()  # it lies in the second file
+    other.write_text("")
+    enter("StrictHostKeyChecking accept-new")
+    assert server.host_key in file.read_text()
+
+    file.write_text(f"[{server.address}]:{server.port} {server.key.with_suffix('.pub').read_text()}")
+    repair()  # takes the changed key out
+    repair()  # adds the one that is unknown now
+    enter()
+
+
 def test_hashed_names_wildcards_and_damaged_lines_are_read_as_openssh_reads_them(server: Server) -> None:
     name = f"[{server.address}]:{server.port}"
     for text in (
