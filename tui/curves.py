@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -17,6 +18,7 @@ from tui.chart import Look, Series, chart_lines
 from tui.curve import Window
 from tui.detail import MetricCurve, RunDetail
 from tui.overview import CHART_SMOOTHING
+from tui.palette import Command, Palette
 from tui.pieces import Line, beside
 from tui.sheet import Sheet
 from tui.snapshot import CurvesAsk
@@ -39,6 +41,7 @@ class CurvesPane(Sheet):
         Binding("up,k", "choose(-1)", "Previous chart", show=False, id="curves.previous"),
         Binding("L", "log", "log", id="curves.log"),
         Binding("m", "smooth", "smooth", id="curves.smooth"),
+        Binding("slash", "find", "find", key_display="/", id="curves.find"),
         Binding("d", "baseline", "Baseline", show=False, id="curves.baseline"),
         Binding("escape", "step_back", "back", id="curves.back"),
     ]
@@ -109,6 +112,16 @@ class CurvesPane(Sheet):
         total = len(self._detail.series) if self._detail else 0
         self._chosen = max(0, min(total - 1, self._chosen + by))
         self.redraw()
+        self._ask()
+
+    def action_find(self) -> None:
+        """A metric by a part of its name, of however many there are."""
+        names = [row.name for row in self._detail.series] if self._detail else []
+        found = [Command(name, name, "", partial(self._go_to, index)) for index, name in enumerate(names)]
+        self.app.push_screen(Palette(found, hint="a metric"))
+
+    def _go_to(self, index: int) -> None:
+        self._chosen = index
         self._ask()
 
     def action_log(self) -> None:

@@ -120,7 +120,7 @@ class RunDetail:
 def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
     attempts = tuple(reader.attempts(run.id))
     all_series, spec = reader.series(run.id), read_document(reader, run.id, Document.SPEC)
-    series = summaries(reader, run.id)
+    series = summaries(reader, run.id, all_series)
     peaks = tuple(reader.memory_peaks(run.id))
     since_s = (run.last_event_s or run.created_s) - WATER_LINE_S
     hosts = [host for host in reader.hosts() if host.name == run.host]
@@ -151,9 +151,9 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
     )
 
 
-def summaries(reader: Reader, run_id: str) -> tuple[SeriesRow, ...]:
+def summaries(reader: Reader, run_id: str, rows: Sequence[SeriesRow]) -> tuple[SeriesRow, ...]:
     """Every metric over all attempts, what one did anew counted once: the numbers of `show` and `compare`."""
-    found = whole_series(reader, run_id)
+    found = whole_series(reader, run_id, rows)
     return tuple(found[name] for name in in_reading_order(found))
 
 
@@ -217,8 +217,7 @@ def _curves(
 
 
 def _chosen(series: Sequence[SeriesRow], ask: CurvesAsk) -> list[str]:
-    wanted = ask.search.lower()
-    names = [row.name for row in newest_series(series) if wanted in row.name.lower()]
+    names = [row.name for row in newest_series(series)]
     return names[ask.first : ask.first + ask.count]
 
 

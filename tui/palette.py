@@ -45,11 +45,11 @@ class Palette(Dialogue[None]):
         Binding("up", "move(-1)", "Up", show=False, priority=True, id="palette.up"),
     ]
 
-    def __init__(self, commands: Sequence[Command]) -> None:
+    def __init__(self, commands: Sequence[Command], *, hint: str = "what to do") -> None:
         super().__init__()
         self._all = commands
         self._shown = list(commands)
-        self._box = Field(compact=True, placeholder="what to do")
+        self._box = Field(compact=True, placeholder=hint)
         self._table = Table((Column("", 0), Column("key", 10, right=True)), empty="Nothing has that name.")
         self._why = Sheet()
 

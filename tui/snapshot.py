@@ -64,7 +64,6 @@ class CurvesAsk:
     names: tuple[str, ...] = ()  # empty: the first of all
     first: int = 0  # of all metrics, when no names are given
     count: int = 0
-    search: str = ""
     buckets: int = 160
     window: tuple[int, int] | None = None  # steps
     baseline: str | None = None  # another run's id

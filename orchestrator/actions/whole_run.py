@@ -13,9 +13,12 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import SeriesRow
 
 
-def whole_series(reader: Reader, run_id: str) -> dict[str, SeriesRow]:
-    """Metric -> its summary over the run, of the lowest rank of each attempt; `attempt` and `last_value` are the newest's."""
-    rows = reader.series(run_id)
+def whole_series(reader: Reader, run_id: str, rows: Sequence[SeriesRow] | None = None) -> dict[str, SeriesRow]:
+    """Metric -> its summary over the run, of the lowest rank of each attempt; `attempt` and `last_value` are the newest's.
+
+    `rows`: what `reader.series` says, where it is known already.
+    """
+    rows = reader.series(run_id) if rows is None else rows
     began = _began(rows)
     parts = {name: _parts(reader, of_name, began) for name, of_name in _by_name(rows).items()}
     return {name: _joined(of_name) for name, of_name in parts.items() if of_name}
