@@ -128,7 +128,7 @@ def test_a_clean_run_succeeds_with_every_step_and_every_byte(site: Site) -> None
     assert attempt.duration_s > 0.3
     (host,) = site.store.reader.hosts()
     assert host.clock_offset_s is not None
-    assert abs(host.clock_offset_s) < 5
+    assert abs(host.clock_offset_s) < 60  # one clock; how long the look took is part of the doubt
 
 
 def test_bytes_that_are_no_text_end_no_run_badly_and_are_kept(site: Site) -> None:

@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         RunDir(folder).attempt(number).root.mkdir(parents=True)
         argv = [sys.executable, "-m", "remote.supervise", str(folder), "--attempt", str(number)]
-        subprocess.run(argv, cwd=TREE, check=True, timeout=60)
+        subprocess.run(argv, cwd=TREE, check=True, timeout=180)
     return folder
 
 

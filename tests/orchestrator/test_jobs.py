@@ -490,7 +490,7 @@ def test_of_launches_with_one_id_at_once_one_starts_and_a_failed_one_is_tried_ag
 
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
-    ended = [(*process.communicate(timeout=60), process.returncode) for process in running]
+    ended = [(*process.communicate(timeout=180), process.returncode) for process in running]
 
     assert [(code, out.strip()) for out, _, code in ended] == [(0, b"once")] * 3, ended
     assert len(yard.json("show", "once")["attempts"]) == 1

@@ -42,7 +42,7 @@ def test_a_process_is_found_by_its_marker_with_age_memory_and_command(run_id: st
 
         assert (found.pid, found.run_id, found.attempt) == (process.pid, run_id, "1")
         assert found.command in ("sleep 99", "sh -c exec sleep 99")
-        assert 0 <= found.age_s < 20
+        assert 0 <= found.age_s < 3600
         assert found.rss_bytes > 0
         process.kill()
 

@@ -55,7 +55,7 @@ class Yard:
 
     def call(self, run: RunDir, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "remote.supervise", str(run.root), *words]
-        return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=180, check=False)
 
     def start(self, run: RunDir, attempt: int = 1, **environment: str) -> AttemptDir:
         command = [sys.executable, "-m", "remote.supervise", str(run.root), "--attempt", str(attempt)]
@@ -74,7 +74,7 @@ class Yard:
         return folder
 
     def end(self, attempt: AttemptDir) -> dict[str, Any]:
-        self.started[-1].wait(60)
+        self.started[-1].wait(180)
         body = read_json(attempt.exit_json)
         assert body is not None
         return body
