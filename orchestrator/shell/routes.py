@@ -91,7 +91,8 @@ def _ask(question: Question) -> dict[str, list[str]]:
     command += ["-l", question.user] if question.user else []
     command += ["-o", f"ProxyJump={question.jump}"] if question.jump else []
     for identity in question.identity:
-        command += ["-o", f"IdentityFile={identity}", "-o", "IdentitiesOnly=yes"]
+        quoted = identity.replace("\\", "\\\\").replace('"', '\\"')  # as ssh_config wants a name with blanks
+        command += ["-o", f'IdentityFile="{quoted}"', "-o", "IdentitiesOnly=yes"]
     try:
         done = subprocess.run(
             [*command, question.address], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False

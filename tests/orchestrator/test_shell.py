@@ -403,6 +403,14 @@ def test_the_config_is_read_as_ssh_reads_it(tmp_path: Path) -> None:
     assert (v6.address, v6.place) == ("fe80::1%eth0", "[fe80::1%eth0]:22")
 
 
+@pytest.mark.parametrize("name", ["/of Jane Doe/id", "/it's", '/a "b"', "/back\\slash", "/a#b", "/50%"])
+def test_a_key_file_of_hosts_yaml_may_have_any_name(name: str) -> None:
+    (found,) = route(Question("box", identity=(name, "~/x y"), config_file=Path(os.devnull)))
+
+    assert found.identity_files == (Path(name), Path.home() / "x y")
+    assert found.identities_only
+
+
 def test_settings_of_one_host_do_not_leak_into_the_next(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host a\n  IdentityFile /k/a\nHost b\n  IdentityFile /k/b\nHost *\n  IdentitiesOnly yes\n")
