@@ -290,22 +290,23 @@ def test_drafters_that_read_from_disk_divide_by_the_sums_of_all_of_them(
     assert found[2] == pytest.approx(found[1], rel=TOLERANCE)
 
 
-@pytest.mark.slow  # two processes
-@pytest.mark.parametrize(("victim", "survivor"), [(0, 1), (1, 0)], ids=["drafter", "target"])
+@pytest.mark.slow  # two or three processes
+@pytest.mark.parametrize(("num_drafters", "victim"), [(1, 0), (2, 2)], ids=["drafter", "target"])
 def test_a_killed_rank_ends_every_other_with_its_name(
-    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, victim: int, survivor: int
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, num_drafters: int, victim: int
 ) -> None:
-    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(target=1, drafter=1), num_steps=400)
+    roles = RolesSpec(target=1, drafter=num_drafters)
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles, num_steps=400)
 
     ended = launch(tmp_path, spec, kill=[victim, 5])
 
     assert ended.status != 0
-    assert ended.final(survivor) == "failed"
-    assert ended.last_word_s(survivor) - ended.last_word_s(victim) < ENDED_S
-    assert f"rank {victim} ({'drafter' if victim == 0 else 'target'} 0) is gone without a word" in ended.failure(
-        survivor
-    )
     assert ended.final(victim) is None
+    told = f"{Roles(num_drafters, 1).name(victim)} is gone without a word"
+    for survivor in {0, 1, num_drafters} - {victim}:
+        assert ended.final(survivor) == "failed"
+        assert told in ended.failure(survivor)
+        assert ended.last_word_s(survivor) - ended.last_word_s(victim) < ENDED_S
 
 
 @pytest.mark.slow  # three processes

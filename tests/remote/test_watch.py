@@ -110,6 +110,11 @@ def test_an_interface_that_is_gone_explains_no_rank_that_failed_by_itself(store)
     assert type(watch.cause(wait_s=0.0)) is RankLost
 
 
+def test_a_rank_that_is_silent_ends_every_other_within_the_30_s_of_the_page() -> None:
+    """Told at the look after so much silence, acted on when the main thread has had its grace."""
+    assert watching.SILENCE_S + 2 * watching.BEAT_S + watching.GRACE_S < 30.0
+
+
 class OutOfReach(dist.HashStore):  # type: ignore[name-defined,misc]
     """A store whose machine is cut off at some moment: what is asked of it then is never answered."""
 
