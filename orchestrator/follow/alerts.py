@@ -7,6 +7,7 @@ stored, and no message names it. A receiver that does not answer is asked again 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -116,6 +117,12 @@ class AlertThread(threading.Thread):
     def __init__(self, db: Path, post: Post, ending: threading.Event) -> None:
         super().__init__(name="alerts", daemon=True)
         self._db, self._post, self._ending = db, post, ending
+
+    def start(self) -> None:
+        """What is there before this returns is history, where alerts were never used; whatever comes later is told."""
+        with contextlib.suppress(StoreError), Store(self._db) as store, Reader(self._db) as reader:  # tried again later
+            Alerts(store, reader, self._post).begin()
+        super().start()
 
     def run(self) -> None:
         while True:

@@ -19,6 +19,7 @@ import pytest
 
 from orchestrator import launch
 from orchestrator.errors import DraftyardError, HostError, StoreError
+from orchestrator.follow.alerts import CURSOR
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.follower import Follower, follow
 from orchestrator.follow.lease import ensure_follower, is_followed, lease, lock_file
@@ -938,6 +939,21 @@ with Reporter.from_environment().job() as reporter:
     assert sorted(told) == [("nonfinite", "failed", None), ("state", "failed", "exit:1")]
     assert "loss is not a number in 4 of 8 steps" in next(body["text"] for body in sent if body["kind"] == "nonfinite")
     assert all(body["text"].startswith("smollm2/v6 on local (alert): ") for body in sent)
+
+
+def test_what_happens_once_a_host_is_looked_at_is_news_and_no_history(site: Site) -> None:
+    """The first follower with a webhook may find a run that has ended: its alerts must have begun by then."""
+    run_id = site.start("ended", "-c", "import sys; sys.exit(3)")
+    begun: list[bool] = []
+
+    def connect_to(name: str) -> StreamShell:
+        begun.append(site.store.cursor(CURSOR) is not None)
+        return LocalShell()
+
+    site.follow(connect_to=connect_to, post=lambda body: None)
+
+    assert site.run(run_id).state is State.FAILED
+    assert begun[0]
 
 
 @pytest.fixture
