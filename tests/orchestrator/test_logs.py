@@ -185,15 +185,6 @@ def test_stdout_alone_has_no_heading_and_stderr_alone_has_one(store: Store, caps
     assert _printed(capsys) == ["==> stderr <==", "d"]
 
 
-def test_two_runs_of_one_branch_have_each_its_own_log(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    _says(store, "of the first\n", "")
-    started(store, other := f"{RUN[:-1]}b")
-    store.logs.write(other, 1, "stdout", offset=0, content=b"of the second\n")
-    assert store.reader.run(other).branch == store.reader.run(RUN).branch
-
-    assert _printed(capsys) == ["of the first"]
-
-
 @pytest.mark.parametrize("words", [(), ("-f",)])
 def test_a_log_of_more_than_one_reading_comes_whole(
     store: Store, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
