@@ -10,12 +10,14 @@ from __future__ import annotations
 import base64
 import copy
 import shlex
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import AuthResult, AuthSource, AuthStrategy, InMemoryPrivateKey
 from paramiko.pkey import UnknownKeyType
 
@@ -24,11 +26,42 @@ from orchestrator.given import read_given
 from orchestrator.shell.routes import Endpoint
 from orchestrator.shell.trust import fingerprint
 
+AGENT_S = 12.0  # for its list of keys, and for each signature: a person may have to touch something
+
 
 @dataclass(frozen=True)
 class Offer:
     name: str
     key: paramiko.PKey
+
+
+class Agent(AgentSSH):
+    """The agent behind a socket. paramiko's own waits for ever, and a forwarded one may be of a connection that is dead."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        self._place = place
+        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            conn.settimeout(AGENT_S)
+            conn.connect(str(place))
+            self._connect(conn)  # type: ignore[attr-defined]  # the stubs leave it out
+        except BaseException:
+            conn.close()
+            raise
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+    def _send_message(self, msg: object) -> object:
+        """A question and its answer; SSHException names the agent, also in the thread that signs."""
+        try:
+            return super()._send_message(msg)  # type: ignore[misc]
+        except TimeoutError as error:
+            told = f"the agent {self._place} gave no answer within {AGENT_S:g} s"
+            raise paramiko.SSHException(told) from error
+        except (OSError, paramiko.SSHException) as error:
+            raise paramiko.SSHException(f"the agent {self._place}: {error}") from error
 
 
 class Identities(AuthStrategy):
@@ -65,9 +98,9 @@ class Identities(AuthStrategy):
         return (InMemoryPrivateKey(self._endpoint.user, offer.key) for offer in self._offers())
 
     def _offers(self) -> Iterator[Offer]:
-        with_agent = paramiko.Agent()
+        with_agent = self._reached_agent()
         try:
-            agent = {key.asbytes(): key for key in with_agent.get_keys()}
+            agent = {} if with_agent is None else {key.asbytes(): key for key in with_agent.get_keys()}
             for file in self._endpoint.identity_files:
                 held = agent.pop(_public_blob(file), None)
                 if held is not None:
@@ -78,7 +111,19 @@ class Identities(AuthStrategy):
                 for blob, key in agent.items():
                     yield Offer(f"agent key {key.comment or fingerprint(blob)}", key)
         finally:
-            with_agent.close()
+            if with_agent is not None:
+                with_agent.close()
+
+    def _reached_agent(self) -> Agent | None:
+        """None where there is none; one that does not answer is named if no key lets in."""
+        place = self._endpoint.agent
+        try:
+            return None if place is None else Agent(place)
+        except OSError as error:
+            self._unreadable.append(f"the agent {place} cannot be reached: {error.strerror or error}")
+        except (paramiko.SSHException, ValueError) as error:
+            self._unreadable.append(str(error))
+        return None
 
     def _from_file(self, file: Path) -> Iterator[Offer]:
         try:

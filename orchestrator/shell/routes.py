@@ -46,6 +46,7 @@ class Endpoint:
     connect_timeout_s: float | None
     keepalive: KeepAlive
     proxy_command: str | None = None
+    agent: Path | None = None  # its socket
 
     @property
     def label(self) -> str:
@@ -141,6 +142,7 @@ def _endpoint(question: Question, answer: dict[str, list[str]]) -> Endpoint:
         host_keys="accept-new" if one("stricthostkeychecking") in ("accept-new", "no", "off", "false") else "strict",
         connect_timeout_s=_number(question, "connecttimeout", one("connecttimeout") or "0") or None,
         proxy_command=_expand(proxy, tokens) if proxy else None,
+        agent=_agent(answer.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         keepalive=KeepAlive.of(
             _number(question, "serveraliveinterval", one("serveraliveinterval") or "0"),
             _number(question, "serveralivecountmax", one("serveralivecountmax") or "3"),
@@ -175,11 +177,19 @@ def _files(answer: dict[str, list[str]], keyword: str) -> list[str]:
     return [name for name in names if name not in ("", "none")]
 
 
+def _agent(place: str, tokens: dict[str, str]) -> Path | None:
+    """IdentityAgent: a path, `none`, or a variable that holds the path."""
+    if place == "SSH_AUTH_SOCK" or re.fullmatch(r"\$\w+", place):
+        place = os.environ.get(place.removeprefix("$"), "")
+    return next(iter(_paths([place] if place not in ("", "none") else [], tokens)), None)
+
+
 def _paths(words: list[str], tokens: dict[str, str]) -> tuple[Path, ...]:
     # os.path's, because Path's raises for a user whom this machine does not know; to ssh that is a file that is not there.
     return tuple(Path(os.path.expanduser(_expand(word, tokens))) for word in dict.fromkeys(words))  # noqa: PTH111
 
 
 def _expand(text: str, tokens: dict[str, str]) -> str:
-    """`%h` and its kin; a letter that we do not know stays as it is."""
+    """`%h` and its kin, and `${HOME}`; a letter or a variable that we do not know stays as it is."""
+    text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text)
     return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)

@@ -251,6 +251,75 @@ def test_an_agent_full_of_keys_does_not_use_up_the_servers_patience(server: Serv
         assert shell.run(["true"]).exit_code == 0
 
 
+@pytest.mark.parametrize("said", ["{sock}", "$ANOTHER_SOCK", "SSH_AUTH_SOCK", "none"])
+@pytest.mark.usefixtures("agent")
+def test_the_agent_is_the_one_that_the_config_names(server: Server, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    _add(server.key)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", server.key], check=True)
+    sock = os.environ["SSH_AUTH_SOCK"]
+    monkeypatch.setenv("ANOTHER_SOCK", sock)
+    if said != "SSH_AUTH_SOCK":
+        monkeypatch.delenv("SSH_AUTH_SOCK")
+    host = host_of(server, f"IdentityAgent {said.format(sock=sock)}")
+
+    if said == "none":
+        with pytest.raises(HostError, match="has a passphrase"):
+            connect(host)
+    else:
+        with reached(host) as shell:
+            assert shell.run(["true"]).exit_code == 0
+
+
+def test_an_agent_that_does_not_answer_holds_nobody_up_and_is_named_where_no_key_lets_in(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was forwarded over a connection that is dead by now takes what is said and is silent."""
+    monkeypatch.setattr("orchestrator.shell.keys.AGENT_S", 0.3)
+    place = str(tmp_path / "silent.sock")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(place)
+        silent.listen()
+        host = host_of(server, f"IdentityAgent {place}")
+        with reached(host) as shell:  # by its key file
+            assert shell.run(["true"]).exit_code == 0
+
+        (server.folder / "authorized_keys").write_text("")
+        with pytest.raises(HostError, match=r"the agent \S+silent\.sock gave no answer within 0\.3 s"):
+            connect(host)
+
+    with pytest.raises(HostError, match=r"the agent \S+silent\.sock cannot be reached: Connection refused"):
+        connect(host)
+
+
+@pytest.mark.usefixtures("agent")
+def test_an_agent_that_lists_keys_and_never_signs_is_named(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody is asked to touch a key and does not."""
+    monkeypatch.setattr("orchestrator.shell.keys.AGENT_S", 0.3)
+    _add(server.key)
+    server.key.unlink()
+    place = str(tmp_path / "listing.sock")
+    with socket.socket(socket.AF_UNIX) as listing, socket.socket(socket.AF_UNIX) as real:
+        listing.bind(place)
+        listing.listen()
+        real.connect(os.environ["SSH_AUTH_SOCK"])
+
+        def answer_once() -> None:
+            asking, _ = listing.accept()
+            with asking:
+                real.sendall(asking.recv(100))
+                asking.sendall(real.recv(10_000))
+                while asking.recv(10_000):
+                    pass
+
+        thread = threading.Thread(target=answer_once, daemon=True)
+        thread.start()
+        with pytest.raises(HostError, match=r"the agent \S+listing\.sock gave no answer within 0\.3 s"):
+            connect(host_of(server, f"IdentityAgent {place}"))
+        thread.join()
+
+
 @pytest.mark.usefixtures("agent")
 def test_a_key_with_a_passphrase_works_through_the_agent(server: Server, tmp_path: Path) -> None:
     _add(server.key)
@@ -390,7 +459,7 @@ def test_the_config_is_read_as_ssh_reads_it(tmp_path: Path) -> None:
         f"Include {tmp_path / 'more'}\n"
         "Match host gpu,10.1.2.3 exec true\n  User trainer\n"
         "Match exec false\n  User nobody\n"
-        "Host gpu\n  Port 1\n  IdentityFile ~/.ssh/id_%h\n  ConnectTimeout 7\n"
+        "Host gpu\n  Port 1\n  IdentityFile ~/.ssh/id_%h\n  IdentityFile ${HOME}/keys/%r\n  ConnectTimeout 7\n"
         "Host v6\n  HostName fe80::1%%eth0\n"
     )
 
@@ -398,7 +467,7 @@ def test_the_config_is_read_as_ssh_reads_it(tmp_path: Path) -> None:
     (v6,) = route(Question("v6", config_file=config))
 
     assert (found.address, found.port, found.user) == ("10.1.2.3", 22013, "trainer")
-    assert found.identity_files == (Path.home() / ".ssh/id_10.1.2.3",)
+    assert found.identity_files == (Path.home() / ".ssh/id_10.1.2.3", Path.home() / "keys/trainer")
     assert found.connect_timeout_s == 7
     assert (v6.address, v6.place) == ("fe80::1%eth0", "[fe80::1%eth0]:22")
 
