@@ -6,6 +6,7 @@ A key that belongs elsewhere is found by typing its words; screens and tabs open
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ _WHERE = {
 
 
 def open_help(app: Draftyard) -> None:
-    app.push_screen(KeysHelp([(key, _sentence(binding)) for key, binding in _keys(app)]))
+    keys = sorted(_keys(app), key=lambda item: str(item[1].id).startswith(_MOVING))  # the sort is stable
+    app.push_screen(KeysHelp([(key, _sentence(binding)) for key, binding in keys]))
 
 
 def open_palette(app: Draftyard) -> None:
@@ -58,15 +60,16 @@ def _deeds(app: Draftyard) -> Iterator[Command]:
         run = chosen[0]
         why = ONLY_LOOKS if app.readonly else why_not(app, deed, run)
         words = f"{deed.words}: {run.recipe}/{run.branch} {run.id}"
-        yield Command(f"deed.{deed.name}", words, deed.name, partial(ask_and_do, app, deed.name, chosen), why)
+        key = _key(app, all_bindings()["app.stop"]) if deed.name == "stop" else deed.name
+        yield Command(f"deed.{deed.name}", words, key, partial(ask_and_do, app, deed.name, chosen), why)
 
 
 def _of_keys(app: Draftyard) -> Iterator[Command]:
     """Of the keys that work now."""
     nodes = {active.binding.action: active.node for active in app.screen.active_bindings.values()}
     for key, binding in _keys(app):
-        if binding.action == "palette":
-            continue  # it is open
+        if str(binding.id).startswith(_NOT_LISTED):
+            continue
         do = partial(app.call_later, app.run_action, binding.action, nodes[binding.action])
         yield Command(str(binding.id), _sentence(binding), key, do)
 
@@ -79,7 +82,7 @@ def _elsewhere(app: Draftyard, here: Collection[str]) -> Iterator[Command]:
         if name.startswith(_NOT_LISTED) or _meaning(name, binding) in listed:
             continue
         listed.add(_meaning(name, binding))
-        key, action = app.get_key_display(binding), binding.action.partition("(")[0]
+        key, action = _key(app, binding), binding.action.partition("(")[0]
         if app.readonly and action in ACTING:
             yield Command(name, _sentence(binding), key, why_not=ONLY_LOOKS, is_far=action == "deed")
         elif (leads := _leads(app, name)) is not None:
@@ -112,6 +115,11 @@ def _keys(app: Draftyard) -> list[tuple[str, Binding]]:
         if active.enabled and binding.id and binding.description and offered(app, binding):  # ours have ids
             found.setdefault(binding.action, ([], binding))[0].append(app.get_key_display(active.binding))
     return [(" ".join(dict.fromkeys(keys)), binding) for keys, binding in found.values()]
+
+
+def _key(app: Draftyard, binding: Binding) -> str:
+    """The first of those that a settings file or this program gives it."""
+    return app.get_key_display(replace(binding, key=app._keymap.get(str(binding.id), binding.key).split(",")[0]))
 
 
 def _sentence(binding: Binding) -> str:

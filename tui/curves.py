@@ -41,9 +41,9 @@ class CurvesPane(Sheet):
         Binding("up,k", "choose(-1)", "Previous chart", show=False, id="curves.previous"),
         Binding("L", "log", "log", id="curves.log"),
         Binding("m", "smooth", "smooth", id="curves.smooth"),
-        Binding("slash", "find", "find", key_display="/", id="curves.find"),
         Binding("d", "baseline", "Baseline", show=False, id="curves.baseline"),
         Binding("escape", "step_back", "back", id="curves.back"),
+        Binding("slash", "find", "find", key_display="/", id="curves.find"),
     ]
 
     def __init__(self, *, id: str, classes: str) -> None:

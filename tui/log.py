@@ -43,7 +43,7 @@ class LogPane(Rows):
         Binding("w", "wrap", "wrap", id="log.wrap"),
         Binding("u", "ranks", "Group ranks", show=False, id="log.ranks"),
         Binding("y,c", "copy", "Copy", show=False, id="log.copy"),
-        Binding("escape", "close_search", "Close search", show=False, id="log.close_search"),
+        Binding("escape", "close_search", "back", id="log.close_search"),
     ]
 
     def __init__(self, *, id: str) -> None:
@@ -65,6 +65,7 @@ class LogPane(Rows):
         self._page: LogPage | None = None
         self._pattern = ""
         self._said = ""  # about the search
+        self._has_ended = False  # nothing more will be printed
 
     def compose(self) -> ComposeResult:
         yield self._state
@@ -88,6 +89,7 @@ class LogPane(Rows):
             if page.other_size and (has_failed or not page.size):  # the error stream tells why
                 self.action_stream()
                 return
+        self._has_ended = snapshot.detail is not None and snapshot.detail.run.state.is_final
         self._page = page
         self.body.present(page)
         self._state.redraw()
@@ -199,7 +201,7 @@ class LogPane(Rows):
             other = "stderr" if page.stream == "stdout" else "stdout"
             pieces.append((f"  {other} {sized(page.other_size)}", "faint"))
         if self.body.is_following:
-            pieces.append(("  following", "live"))
+            pieces.append(("  at the end", "muted") if self._has_ended else ("  following", "live"))
         elif page.size:
             pieces.append((f"  at {percent(self.body.top_offset() / page.size)}", "text"))
             pieces.append(("  End follows again", "muted"))

@@ -11,7 +11,7 @@ from textual import events
 
 from orchestrator.actions.log_text import LogLine, group_ranks
 from tui.log_page import LogPage
-from tui.pieces import Line, Piece
+from tui.pieces import Line, Piece, fitted
 from tui.sheet import Sheet
 
 
@@ -206,7 +206,12 @@ class LogSheet(Sheet):
                 self._rows += _folded(line, width)
             else:
                 self._rows.append((line, self._shift, self._shift + width))
-        return [self._row_pieces(line, first, last) for line, first, last in self._rows]
+        return [self._row(line, first, last, width) for line, first, last in self._rows]
+
+    def _row(self, line: LogLine, first: int, last: int, width: int) -> Line:
+        if self._is_wrapped or last >= len(line.text):
+            return self._row_pieces(line, first, last)
+        return fitted(self._row_pieces(line, first, last + 1), width)  # its end says that there is more
 
     def _row_pieces(self, line: LogLine, first: int, last: int) -> Line:
         text = line.text[first:last]

@@ -217,6 +217,7 @@ async def test_wrapping_shows_the_whole_of_a_long_line(text: str, yard: Yard, op
         await press(app, pilot, "w")
 
         assert "TAIL" not in cut
+        assert all(line.endswith("…") for line in cut.splitlines() if "a" * 70 in line or "損" in line)
         assert "TAIL" in screen_text(app)
 
 

@@ -48,6 +48,11 @@ PICTURES = {
     "launch": "4 G",
     "compare": "space space c",
     "spec": "exclamation_mark 6",
+    "worst-off": "s",
+    "log": "exclamation_mark 4",
+    "files": "j j j j enter 7",
+    "resumed": "j j enter",
+    "palette": "j colon",
 }
 
 
