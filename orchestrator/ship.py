@@ -216,6 +216,8 @@ def _error(said: str, disk: object) -> ShipError:
                 f": {format_size(to_come)} are still to be written there, {format_size(free)} are free "
                 f"and {format_size(kept)} of the disk stay free for others"
             )
+            if (short := to_come + kept - free) > 0:  # rounded, the sizes may look as if there were room
+                said += f"; {format_size(short)} too few"
             return DiskFull(
                 said if num_free >= num_to_come else f"{said}, with room for {num_free} of {num_to_come} files"
             )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from orchestrator import gate
 from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Kind
-from orchestrator.units import counted, format_duration
+from orchestrator.units import counted, format_duration, format_size
 from remote.plan import plan
 from remote.plan.roles import roles_plan
 from remote.probe import oldest_driver
@@ -304,7 +304,7 @@ def _refuse_too_full(chosen: Sequence[Mapping[str, Any]], spec: Spec, host: str)
         if free < need_bytes <= total:
             raise GpuBusy(
                 f"host {host}: the job needs {need_bytes / 2**30:.2f} GiB by its plan, and GPU {gpu['index']} has "
-                f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB free\n  name another with --gpus, or wait"
+                f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB free, {format_size(need_bytes - free)} too few\n  name another with --gpus, or wait"
             )
 
 

@@ -130,6 +130,9 @@ def test_a_card_with_less_free_than_the_plan_needs_is_refused_with_both_numbers(
         GpuBusy, match=rf"{need / 2**30:.2f} GiB by its plan, and GPU 0 has {(need - 2**28) / 2**30:.2f}"
     ):
         choose_gpus(_facts(short), [], _spec(), host="gpu")
+    nearly = {**short, "used_bytes": 2**28 + 1}
+    with pytest.raises(GpuBusy, match="GiB free, 1 B too few"):
+        choose_gpus(_facts(nearly), [], _spec(), host="gpu")
     for kind in (Kind.EXPORT, Kind.EVALUATE, Kind.PREPARE):  # none of them takes what a training does
         assert choose_gpus(_facts(short), [], _spec(), host="gpu", kind=kind)
     assert choose_gpus(_facts(small), [], _spec(), host="gpu")  # too small when empty: the gate's business, not this

@@ -35,7 +35,7 @@ from orchestrator.shell.connect import connect
 from orchestrator.shell.local import LocalShell
 from orchestrator.shell.ssh import SshShell
 from orchestrator.shell.stream import Source, StreamShell
-from orchestrator.ship import _IS_WHOLE, Patience, ship
+from orchestrator.ship import _IS_WHOLE, Patience, _error, ship
 from orchestrator.tree import DiskFull, ShipError, Tree, bundled_tree, git_tree, left_out, with_remote
 from orchestrator.workplace import Workplace, run_script, workplace
 from remote.manifest import MARKER, Refused, check, link_stays_inside
@@ -636,7 +636,7 @@ def test_a_tree_that_would_fill_the_disk_over_there_is_refused_before_anything_i
 
     assert re.fullmatch(
         rf"local: {small_disk}/work: too little room: 3.[89] MiB are still to be written there, 4.0 MiB are free "
-        rf"and 0.4 MiB of the disk stay free for others\n{HINT}",
+        rf"and 0.4 MiB of the disk stay free for others(; \S+ \S+ too few)?\n{HINT}",
         str(full.value),
     )
     assert told == []
@@ -675,7 +675,7 @@ def test_a_disk_that_fills_up_over_there_leaves_nothing_that_looks_whole_and_the
         ship_told(Site(replace(LOCAL, name="gpu"), shell, place, {}), tree, another_writes)
     assert re.fullmatch(
         rf"local: {small_disk}/work.*: No space left on device: [\d.]+ [KM]iB are still to be written there, [\d.]+ [KM]?i?B are free "
-        rf"and 0.4 MiB of the disk stay free for others\n{HINT}",
+        rf"and 0.4 MiB of the disk stay free for others(; \S+ \S+ too few)?\n{HINT}",
         str(full.value),
     )
     assert not Path(place.tree_dir(tree.hash)).exists()
@@ -1006,3 +1006,13 @@ def test_what_is_there_already_is_not_said_to_be_shipped(folder: Path, place: Wo
         ship_told(site, git_tree(folder), told.append)
 
     assert told == ["shipping 1 file to local"]
+
+
+def test_sizes_that_look_alike_say_what_is_lacking() -> None:
+    disk = {"to_come_bytes": 2**31 + 1, "free_bytes": 2**31 + 2**28, "reserve_bytes": 2**28}
+
+    told = str(_error("/work: too little room", {**disk, "to_come_files": 1, "free_files": 9}))
+
+    assert told.endswith(
+        "2.00 GiB are still to be written there, 2.25 GiB are free and 0.25 GiB of the disk stay free for others; 1 B too few"
+    )
