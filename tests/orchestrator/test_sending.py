@@ -19,6 +19,7 @@ from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import silent
 from orchestrator.errors import HostError, UsageError
 from orchestrator.host import LOCAL
+from orchestrator.launcher import this_process
 from orchestrator.shell.local import LocalShell
 from orchestrator.store.rows import Document, Kind, NewRun, Reason, State
 from orchestrator.store.writes import Store
@@ -95,6 +96,23 @@ def test_a_launch_that_was_killed_before_its_start_may_be_said_again(tmp_path: P
         run, is_ours = _begin(store, said_again())
 
     assert (is_ours, run.state, run.attempt) == (True, State.PENDING, 0)
+
+
+@pytest.mark.parametrize(("is_dead", "num_attempts"), [(True, 0), (True, 1), (False, 0), (False, 1)])
+def test_a_launch_said_again_before_anybody_has_seen_the_first_one_die_begins_anew(
+    tmp_path: Path, is_dead: bool, num_attempts: int
+) -> None:
+    """It was told that the run is there and pending, exit 0, a moment before that run was said to have failed."""
+    first = json.loads(this_process())
+    first["start_ticks"] -= int(is_dead)  # an earlier process of this pid
+    with Store(tmp_path / "runs.db") as store:
+        store.create_run(new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: json.dumps(first)}))
+        for _ in range(num_attempts):
+            store.new_attempt(RUN)
+
+        run, is_ours = _begin(store, said_again())
+
+    assert (is_ours, run.state, run.attempt) == (is_dead, State.PENDING, 0 if is_dead else num_attempts)
 
 
 @pytest.mark.parametrize(("state", "reason"), [(State.LOST, None), (State.FAILED, "exit"), (State.FAILED, None)])
