@@ -12,9 +12,13 @@ import pytest
 
 from orchestrator.errors import HostError
 from orchestrator.host import Hop
+from orchestrator.launch import find_processes, reap
 from orchestrator.shell.hops import ROWS, HopShell
 from orchestrator.shell.local import LocalShell
+from orchestrator.workplace import Workplace
+from remote.processes import ATTEMPT_MARK, RUN_DIR_MARK, RUN_MARK
 from tests import container
+from tests.remote.jobs import wait_for
 
 NO_CONTAINER = container.why_not()
 
@@ -197,6 +201,22 @@ def test_commands_inside_have_a_home_and_find_what_lies_in_usr_local(
 
     assert seen.startswith("/root ")
     assert "/usr/local/bin" in seen.split()[1].split(":")
+
+
+def test_processes_inside_a_container_are_found_by_their_marker_and_ended_from_outside(
+    inside: tuple[container.Container, Outside],
+) -> None:
+    _, outside = inside
+    shell, place = HopShell(outside, Hop("pct", "200")), Workplace("/var/tmp/work", "/usr/bin/python3", "/root")
+    for run_id in ("left", "neighbour"):
+        marks = {RUN_MARK: run_id, ATTEMPT_MARK: "1", RUN_DIR_MARK: f"{place.work_dir}/runs/{run_id}"}
+        shell.spawn(["env", *(f"{name}={value}" for name, value in marks.items()), "sleep", "300"], cwd="/")
+    wait_for(lambda: len(find_processes(shell, place)) == 2)
+
+    assert [found.command for found in find_processes(shell, place, run_ids=["left"])] == ["sleep 300"]
+    assert reap(shell, place, names=["left"]) == []
+    assert [found.run_id for found in find_processes(shell, place)] == ["neighbour"]
+    assert reap(shell, place, names=["neighbour"]) == []
 
 
 def test_a_container_that_stops_and_starts_again_is_used_again(inside: tuple[container.Container, Outside]) -> None:
