@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
 import re
 import shutil
+import socketserver
 import struct
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from orchestrator.errors import HostError
 from orchestrator.host import Hosts
@@ -145,13 +151,61 @@ def test_a_key_that_lies_on_a_security_key_is_told_with_what_to_do(tmp_path: Pat
             enter(server)
 
 
+def test_a_security_key_lets_in_through_its_agent(tmp_path: Path) -> None:
+    """The agent's part is played here; the server checks the signature as of a real device."""
+    device = Ed25519PrivateKey.generate()
+    public = on_device(device.public_key().public_bytes_raw())
+    with sshd.running(tmp_path / "sshd") as server, agent_with(device, tmp_path / "agent.sock") as place:
+        server.key.unlink()
+        told = f"{SECURITY_KEY} {base64.b64encode(public).decode()} x\n"
+        (server.folder / "authorized_keys").write_text(told)
+        server.config_file.write_text(server.config(f"IdentityAgent {place}").replace("Only yes", "Only no"))
+
+        enter(server)
+
+
+SECURITY_KEY = "sk-ssh-ed25519@openssh.com"
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack(">I", len(value)) + value
+
+
+def on_device(point: bytes) -> bytes:
+    return text(SECURITY_KEY.encode()) + text(point) + text(b"ssh:")
+
+
+@contextlib.contextmanager
+def agent_with(device: Ed25519PrivateKey, place: Path) -> Iterator[Path]:
+    """Answers who it holds (11) and signs (13) as a device that was touched."""
+    public = on_device(device.public_key().public_bytes_raw())
+
+    class Answering(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while head := self.rfile.read(4):
+                asked = self.rfile.read(int.from_bytes(head, "big"))
+                self.wfile.write(text(b"\x0c\0\0\0\1" + text(public) + text(b"x") if asked[0] == 11 else sign(asked)))
+
+    def sign(asked: bytes) -> bytes:
+        start = 5 + int.from_bytes(asked[1:5], "big")
+        content = asked[start + 4 : start + 4 + int.from_bytes(asked[start : start + 4], "big")]
+        touched = b"\1" + struct.pack(">I", 7)
+        signed = device.sign(hashlib.sha256(b"ssh:").digest() + touched + hashlib.sha256(content).digest())
+        return b"\x0e" + text(text(SECURITY_KEY.encode()) + text(signed) + touched)
+
+    with socketserver.UnixStreamServer(str(place), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield place
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def on_a_security_key() -> str:
     """Such a file as ssh-keygen writes it; the key itself stays on the device."""
-
-    def text(value: bytes) -> bytes:
-        return struct.pack(">I", len(value)) + value
-
-    public = text(b"sk-ssh-ed25519@openssh.com") + text(b"\1" * 32) + text(b"ssh:")
+    public = on_device(b"\1" * 32)
     private = struct.pack(">II", 7, 7) + public + b"\1" + text(b"handle") + text(b"") + text(b"x")
     private += bytes(range(1, 1 + -len(private) % 8))
     whole = b"openssh-key-v1\0" + text(b"none") * 2 + text(b"") + struct.pack(">I", 1) + text(public) + text(private)
