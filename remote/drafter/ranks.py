@@ -144,6 +144,8 @@ def joined(
     watch.start()
     try:
         with _other_named(watch):
+            # Without device_id: each pair of ranks then has a communicator of its own, and no receive of hidden states waits
+            # behind another one's. See "Hidden states and gradients" in docs/decisions.md.
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=dist.PrefixStore("ranks", store),  # type: ignore[attr-defined]  # torch's stubs leave it out
