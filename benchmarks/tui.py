@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import resource
 import sqlite3
@@ -52,12 +53,12 @@ class Row:
     unit: str
     bound: float | None = None
     note: str = ""
-    is_time: bool = True  # a slow machine may take longer; it may not need more memory
+    slack: float = math.inf  # how many times the claim a slow and crowded machine may need at the most
     alone: float | None = None  # less what other processes had of its core meanwhile: what a loose look judges
 
     def holds(self, loose: float) -> bool:
         measured = self.measured if self.alone is None else self.alone
-        return self.bound is None or measured < self.bound * (loose if self.is_time else 1.0)
+        return self.bound is None or measured < self.bound * min(loose, self.slack)
 
     def __str__(self) -> str:
         claimed = "" if self.bound is None else f"claimed < {self.bound:g} {self.unit}"
@@ -198,7 +199,7 @@ def environment() -> dict[str, str]:
 
 def charts(path: Path) -> list[Row]:
     """Reading and drawing one chart, over few points and over many."""
-    took = {}
+    took, best = {}, {}
     with Reader(path) as reader:
         for run_id in ("few23456", "many2345"):
             times = []
@@ -207,13 +208,20 @@ def charts(path: Path) -> list[Row]:
                 samples = samples_of(reader.curve(run_id, "loss", buckets=240))
                 chart_lines("loss", "nats", [Series("loss", "live", samples)], (120, 30), Look(smoothing=0.6))
                 times.append((time.perf_counter() - began) * 1000)
-            took[run_id] = statistics.median(times)
+            took[run_id], best[run_id] = statistics.median(times), min(times)
         sizes = {run_id: reader.series(run_id, "loss")[0].num_values for run_id in took}
     few, many = (f"chart over {sizes[run_id]:,} points" for run_id in ("few23456", "many2345"))
     return [
         Row(few, took["few23456"], "ms"),
         Row(many, took["many2345"], "ms"),
-        Row("the second by the first", took["many2345"] / took["few23456"], "times", 1.5),
+        Row(
+            "the second by the first",
+            took["many2345"] / took["few23456"],
+            "times",
+            1.5,
+            slack=1.0,
+            alone=best["many2345"] / best["few23456"],
+        ),
     ]
 
 
@@ -277,8 +285,8 @@ async def memory(path: Path, seconds: float, *, is_quick: bool) -> list[Row]:
     growth = statistics.median(half[-tenth:]) - statistics.median(half[:tenth])
     told = f"{10 * EVENTS_PER_S} events/s for {seconds:.0f} s"
     return [
-        Row(f"memory at the most, {told}", max(sizes), "MB", 250, is_time=False),
-        Row("growth in the last half", growth, "MB", None if is_quick else 1.0, "a claim of the long form", is_time=False),
+        Row(f"memory at the most, {told}", max(sizes), "MB", 250, slack=1.0),
+        Row("growth in the last half", growth, "MB", None if is_quick else 1.0, "a claim of the long form", slack=1.0),
     ]  # fmt: skip
 
 
@@ -336,7 +344,7 @@ asyncio.run(main())
 def idle(path: Path, seconds: float) -> list[Row]:
     """CPU of a process that only watches, nobody writing."""
     share = float(run_python(IDLE, str(path), str(seconds)))
-    return [Row(f"idle with {NUM_LIVE} live runs", share, "% of a core", 3)]
+    return [Row(f"idle with {NUM_LIVE} live runs", share, "% of a core", 3, slack=2.0)]
 
 
 def resident_bytes() -> int:

@@ -1,7 +1,9 @@
 """Behaviour of the whole program, driven by keys, over a real database."""
 
+import contextlib
 import re
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,35 @@ async def test_a_locked_database_is_said_and_keys_go_on(yard_copy: Path, open_ap
 
     assert "database is locked for" in text or "reading takes" in text  # whichever the reader reached on this machine
     assert "▌R  qwen27b/ddtree" in text
+
+
+async def test_keys_are_answered_while_a_reading_waits_for_a_locked_database(yard_copy: Path, open_app: Open) -> None:
+    """The reading waits for as long as the database is locked; whoever read in the thread that paints would wait as well."""
+    patience_s = 600.0
+    with sqlite3.connect(yard_copy) as alone:
+        alone.execute("PRAGMA journal_mode = DELETE")
+    alone.close()
+    app = open_app(yard_copy)
+    async with opened(app, size=(120, 40)) as pilot:
+        await app.reading.do(lambda room: room.reader.database.wait_at_most(patience_s))
+        with contextlib.closing(sqlite3.connect(yard_copy)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            began_s = time.monotonic()
+            app.tick()
+            for key, words in (
+                ("j", "▌R  qwen27b/ddtree"),
+                ("question_mark", "Filter, as in"),
+                ("escape", "⏎ open"),
+                ("enter", "1 overview"),
+            ):
+                await pilot.press(key)
+                await shown(app, pilot, words)
+            took_s, is_reading = time.monotonic() - began_s, app._is_reading
+            other.rollback()
+        await shown(app, pilot, "bottleneck")  # once it is free the page that was opened is read
+
+    assert is_reading
+    assert took_s < 60.0
 
 
 def test_what_passes_is_a_wait_and_keeps_its_reason() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-LOOSE = 10.0  # times what is claimed on two quiet cores
+# Times what is claimed on two quiet cores: a machine five times slower needs four of them for the slowest key. Memory and
+# what a longer chart costs by a shorter one are held as claimed, idling within twice.
+LOOSE = 8.0
 
 
 @pytest.mark.alone
