@@ -136,21 +136,22 @@ def fill_with_one_of_each(path: Path) -> None:
         yard.state(run, State.RUNNING, evidence="beat 1 s ago")
 
 
+# From one screen to the next.
+WALK = ("", "s", "o a", "a enter", "2", "3", "4", "5", "6", "7", "escape 2", "3", "1 space c", "x", "n colon")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys", ["", "s", "a", "enter", *(f"enter {tab}" for tab in range(2, 8)), "2", "3", "space c", "x", "colon"]
-)
-async def test_one_of_anything_is_not_told_as_many(
-    keys: str, tmp_path: Path, open_app: Callable[..., Draftyard]
-) -> None:
+async def test_one_of_anything_is_not_told_as_many(tmp_path: Path, open_app: Callable[..., Draftyard]) -> None:
     fill_with_one_of_each(tmp_path / "runs.db")
     places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
     app = open_app(tmp_path / "runs.db", places=places)
-    async with opened(app, *keys.split(), size=(140, 50)):
-        text = KEYS_ARE_NO_COUNTS.sub("", screen_text(app))
+    async with opened(app, size=(140, 50)) as pilot:
+        for keys in WALK:
+            await press(app, pilot, *keys.split())
+            text = KEYS_ARE_NO_COUNTS.sub("", screen_text(app))
 
-    assert ONE_OF_MANY.findall(text) == [], text
-    assert "nats" not in text  # nobody has said what this script's loss is in
+            assert ONE_OF_MANY.findall(text) == [], text
+            assert "nats" not in text  # nobody has said what this script's loss is in
 
 
 def test_no_golden_screen_tells_one_as_many() -> None:
