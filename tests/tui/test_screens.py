@@ -7,7 +7,7 @@ import pytest
 from textual.widget import Widget
 
 from orchestrator.actions.places import Places
-from tests.tui.golden import IMAGES, SCREENS, matches, opened, picture, shown
+from tests.tui.golden import IMAGES, SCREENS, matches, opened, picture, press, shown
 from tests.tui.test_themes import contrast
 from tui.app import Draftyard
 from tui.frame import LEAST_HEIGHT, LEAST_WIDTH
@@ -17,60 +17,57 @@ from tui.theme import INKS, THEMES
 
 pytestmark = pytest.mark.slow  # a whole app a test
 
+# Screen -> keys that lead there from the one before it.
 KEYS = {
     "runs": "",
-    "runs-worst-off": "s",
-    "run-overview": "j enter",
-    "run-curves": "j enter 2",
-    "run-curve-alone": "j enter 2 z L left",
-    "run-memory": "j enter 3",
-    "run-log": "j enter 4",
-    "run-failure": "exclamation_mark",
-    "run-failure-log": "exclamation_mark 4",
-    "run-spec": "exclamation_mark 6",
-    "run-files": "j enter 7",
-    "run-resumed": "j j enter",
-    "hosts": "2",
+    "help": "question_mark",
+    "palette": "escape colon",
+    "runs-worst-off": "escape s",
+    "run-overview": "o g j enter",
+    "run-curves": "2",
+    "run-curve-alone": "z L left",
+    "run-memory": "3",
+    "run-log": "4",
+    "run-files": "7",
+    "run-resumed": "escape j enter",
+    "run-failure": "escape exclamation_mark",
+    "run-failure-log": "4",
+    "run-spec": "6",
+    "compare": "escape g space space c",
+    "hosts": "escape escape 2",
     "smoke": "3",
     "launch": "4",
-    "compare": "space space c",
-    "help": "question_mark",
-    "palette": "colon",
 }
 PICTURES = {
-    "watch": "j",
-    "run": "j enter",
-    "curves": "j enter 2",
-    "memory": "j enter 3",
-    "failure": "exclamation_mark",
-    "hosts": "2",
+    "worst-off": "s",
+    "watch": "o g j",
+    "palette": "colon",
+    "run": "escape enter",
+    "curves": "2",
+    "memory": "3",
+    "resumed": "escape j enter",
+    "failure": "escape exclamation_mark",
+    "log": "4",
+    "spec": "6",
+    "files": "escape g j j j j enter 7",
+    "compare": "escape g space space c",
+    "hosts": "escape escape 2",
     "smoke": "3",
     "launch": "4 G",
-    "compare": "space space c",
-    "spec": "exclamation_mark 6",
-    "worst-off": "s",
-    "log": "exclamation_mark 4",
-    "files": "j j j j enter 7",
-    "resumed": "j j enter",
-    "palette": "j colon",
 }
 
 
-SIZES = [pytest.param((80, 24), id="80x24"), pytest.param((200, 60), id="200x60", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", KEYS)
-async def test_a_screen_looks_as_it_did(
-    name: str, size: tuple[int, int], yard_places: Places, open_app: Callable[..., Draftyard]
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)], ids=["80x24", "200x60"])
+async def test_every_screen_looks_as_it_did(
+    size: tuple[int, int], yard_places: Places, open_app: Callable[..., Draftyard]
 ) -> None:
     app = open_app(places=yard_places)
+    async with opened(app, size=size) as pilot:
+        for name, keys in KEYS.items():
+            await press(app, pilot, *keys.split())
+            await rested(app, pilot)
 
-    async with opened(app, *KEYS[name].split(), size=size) as pilot:
-        await rested(app, pilot)
-        text = screen_text(app)
-
-    assert matches(SCREENS / f"{name}-{size[0]}x{size[1]}.txt", text)
+            assert matches(SCREENS / f"{name}-{size[0]}x{size[1]}.txt", screen_text(app)), name
 
 
 async def test_ascii_keys_do_not_read_as_ctrl(open_app: Callable[..., Draftyard]) -> None:
@@ -132,19 +129,17 @@ def test_in_the_terminals_own_colours_what_is_read_most_has_its_default() -> Non
 LAST_TO_COME = {"launch": ("What would make room",)}  # its plan is made a while after the last key
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PICTURES)
-async def test_a_picture_of_the_documentation_is_what_the_screen_shows(
-    name: str, yard_places: Places, open_app: Callable[..., Draftyard]
+async def test_the_pictures_of_the_documentation_are_what_the_screens_show(
+    yard_places: Places, open_app: Callable[..., Draftyard]
 ) -> None:
     app = open_app(places=yard_places)
+    async with opened(app, size=(140, 40)) as pilot:
+        for name, keys in PICTURES.items():
+            await press(app, pilot, *keys.split())
+            await shown(app, pilot, *LAST_TO_COME.get(name, ()))
+            await rested(app, pilot)
 
-    async with opened(app, *PICTURES[name].split(), size=(140, 40)) as pilot:
-        await shown(app, pilot, *LAST_TO_COME.get(name, ()))
-        await rested(app, pilot)
-        svg = picture(app)
-
-    assert matches(IMAGES / f"{name}.svg", svg)
+            assert matches(IMAGES / f"{name}.svg", picture(app)), name
 
 
 async def test_the_narrowest_screen_still_names_each_run(open_app: Callable[..., Draftyard]) -> None:
