@@ -66,13 +66,15 @@ def peak_stage(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _components(plan: Mapping[str, Any], stage: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Lines of the stage in the plan's own order, small ones together; then the allocator and the driver."""
+    """What adds up to what must fit: lines of the stage in the plan's own order, small ones together; what smoke runs took
+    beyond them, the allocator and the driver."""
     named = [(str(item["name"]), float(item["size_bytes"])) for item in stage["components"]]
     least = sum(size for _, size in named) / 200
     shown = [item for item in named if item[1] >= least]
     rest = sum(size for _, size in named if size < least)
     others = (
         ("small ones", rest),
+        ("unexplained", plan.get("unexplained_bytes")),
         ("allocator slack", plan.get("slack_bytes")),
         ("driver context", plan.get("context_bytes")),
     )

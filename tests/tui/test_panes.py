@@ -10,8 +10,11 @@ from rich.cells import cell_len
 
 from orchestrator.actions.places import find_places
 from orchestrator.actions.plans import plan_body, plan_memory
+from orchestrator.recipe import load_recipe
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import HostRow
+from remote.plan import plan
+from remote.spec import DFlashSpec
 from tests.tui.world import NOW_S, PLAN
 from tests.tui.yard import LIVE, OOM
 from tui.detail import RunDetail, read_detail
@@ -61,6 +64,20 @@ def test_a_plan_of_the_planner_is_drawn_line_by_line(tmp_path: Path) -> None:
     assert "95.0 GiB" in text
     assert max(made.plan.peak.components, key=lambda line: line.size_bytes).name.replace("_", " ")[:20] in text
     assert set(plan_body(made.plan)) >= set(PLAN)
+
+
+def test_the_lines_of_a_plan_add_up_to_what_must_fit() -> None:
+    """With what smoke runs took beyond it, too."""
+    spec = load_recipe("smollm2").resolve("ce").spec
+    assert isinstance(spec, DFlashSpec)
+    body = plan_body(plan(spec, residuals={"step": [8 * GIB]}))
+
+    rows = [text_of([line]).split() for line in plan_lines(body, 78, ascii_only=True)[1:]]
+    sizes = {" ".join(row[: row.index("GiB") - 1]): float(row[row.index("GiB") - 1]) for row in rows}
+    must_fit = sizes.pop("must fit")
+
+    assert sizes["unexplained"] == 8
+    assert sum(sizes.values()) == pytest.approx(must_fit, abs=0.05 * len(rows))
 
 
 def test_measured_stages_stand_beside_the_plan_by_kind_of_peak(filled_yard: Path) -> None:
