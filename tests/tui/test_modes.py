@@ -1,5 +1,6 @@
 """However the program ends or pauses, the terminal is left as it was found: modes, attributes, screen, cursor, keyboard."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -148,9 +149,9 @@ def test_reset_term_puts_right_what_a_killed_screen_has_left(yard_copy: Path) ->
         ["sh", "-c", f"{watch}; echo was killed; read line; {reset}; echo was reset; read line"]
     ) as terminal:
         assert terminal.read_until("qwen27b/ddtree")
-        children = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
+        children = children_of(terminal.process.pid)
         for child in children:
-            os.kill(int(child), signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
         assert terminal.read_until("was killed")
         before = left_behind(terminal)
         terminal.press("\n")
@@ -180,3 +181,12 @@ def wait_for(is_so: Callable[[], bool], terminal: Terminal) -> bool:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if stat.read_text().rpartition(")")[2].split()[1] == str(parent):
+                found.append(int(stat.parent.name))
+    return found
