@@ -186,6 +186,7 @@ def test_ranks_train_to_the_losses_of_one_process(
     assert ended.status == 0, ended.output
     assert losses(ended.run) == pytest.approx(alone, rel=TOLERANCE)
     assert [path.name for path in ended.run.root.glob("converted-by-*")] == ["converted-by-0"]
+    assert f"\n{ranks.name(0)}: step {NUM_STEPS}/{NUM_STEPS}  loss " in ended.output
     for rank in range(ranks.num_ranks):
         assert ended.final(rank) == "succeeded"
         assert f"{ranks.name(rank)}: " in ended.output  # how `logs --rank` knows its lines
