@@ -164,12 +164,12 @@ def _follow_until_idle(follower: Follower) -> bool | None:
 def connector(db: Path, hosts_file: Path | None) -> Connect:
     """Finds a host by name at each connection, so that an edited hosts.yaml counts from then on.
 
-    In the hosts.yaml that the host's newest run was launched with: this follower may come of another folder.
+    In the hosts.yaml that what lives on the host was launched with: this follower may come of another folder.
     """
 
     def connect_to(name: str) -> StreamShell:
         with Reader(db) as reader:
-            kept = reader.newest_hosts_file(name)
+            kept = reader.hosts_file_at(name)
         try:
             file = hosts_file_of([name], kept=kept, here=hosts_file)
             return connect(Hosts.load(file).find(name))

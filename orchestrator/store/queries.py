@@ -70,9 +70,10 @@ NODES = """
     SELECT number, host, workdir, unreachable_since_s, ended_attempt, coalesce(end_json, '{}') AS end FROM nodes
     WHERE run_key = ? ORDER BY number"""
 
-NEWEST_HOSTS_FILE = """
-    SELECT text FROM documents d JOIN runs r ON r.key = d.run_key WHERE d.name = 'hosts_file'
-    AND (r.host = ?1 OR EXISTS (SELECT 1 FROM nodes n WHERE n.run_key = r.key AND n.host = ?1))
+# Of the newest run that has to do with a host. Not by way of the documents, which are large; nor by sorting all runs.
+HOSTS_FILE_AT = """
+    SELECT (SELECT text FROM documents WHERE run_key = r.key AND name = 'hosts_file') FROM runs r
+    WHERE {condition} AND (r.host = ?1 OR EXISTS (SELECT 1 FROM nodes n WHERE n.run_key = r.key AND n.host = ?1))
     ORDER BY r.created_s DESC LIMIT 1"""
 
 MEMORY_PEAKS = """

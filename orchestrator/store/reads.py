@@ -134,10 +134,13 @@ class Reader:
         kept = self.document(run_id, Document.HOSTS_FILE)
         return Path(kept) if kept else None
 
-    def newest_hosts_file(self, host: str) -> Path | None:
-        """The same of the newest run that names this host."""
-        rows = self.database.all(queries.NEWEST_HOSTS_FILE, (host,))
-        return Path(rows[0][0]) if rows else None
+    def hosts_file_at(self, host: str) -> Path | None:
+        """The same of what lives on that host, which is one machine while it does; with nothing alive, of the newest run."""
+        for which in (queries.IS_LIVE, "true"):
+            rows = self.database.all(queries.HOSTS_FILE_AT.format(condition=which), (host,))
+            if rows:
+                return Path(rows[0][0]) if rows[0][0] else None
+        return None
 
     def attempts(self, run_id: str) -> list[AttemptRow]:
         """Oldest first."""

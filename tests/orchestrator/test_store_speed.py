@@ -1,6 +1,8 @@
 """The store's speed at a fiftieth of the benchmark's sizes, as ratios within one run: machines differ, ratios less."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,22 +58,46 @@ def test_twelve_thousand_metric_names_are_listed_at_once(tmp_path: Path) -> None
 def test_the_queries_of_a_list_use_their_indexes(tmp_path: Path) -> None:
     """A plan that scans every value or series would be seen only with many runs; the planner says it now. What a subquery
     has found by an index is walked, and no more."""
-    store = Store(tmp_path / "runs.db")
-    started(store)
+    with Store(tmp_path / "runs.db") as store:
+        started(store)
+        with explained(store.reader) as plans:
+            store.reader.latest([RUN], ["loss"])
+            store.reader.latest_gpu([RUN])
+            store.reader.runs(limit=5)
+            store.reader.live_runs()
+            store.reader.events(RUN, limit=5)
+            store.reader.events(kinds=["state"], after_id=0)
+            store.reader.intents()
+
+    assert scans(plans) == []
+
+
+def test_where_a_host_is_found_is_asked_of_its_live_runs_alone(tmp_path: Path) -> None:
+    """The follower asks at each pass; documents are specs, plans and patches, hundreds of MB in a large database."""
+    with Store(tmp_path / "runs.db") as store:
+        started(store, host="gpu")
+        with explained(store.reader) as live:
+            store.reader.hosts_file_at("gpu")
+        with explained(store.reader) as newest:
+            store.reader.hosts_file_at("another")
+
+    assert [plan[0] for plan in live] == ["SEARCH r USING INDEX runs_live (state=?)"]
+    assert scans([*live, *newest]) == []
+    assert not any("TEMP" in step for step in newest[-1])  # backwards by time, so it ends at the first one
+
+
+@contextmanager
+def explained(reader: Reader) -> Iterator[list[list[str]]]:
+    """How SQLite goes about each question that is asked meanwhile, step by step; filled at the end."""
     asked: list[str] = []
-    reader = store.reader
+    plans: list[list[str]] = []
     with reader.database.sqlite() as connection:
         connection.set_trace_callback(asked.append)
-    reader.latest([RUN], ["loss"])
-    reader.latest_gpu([RUN])
-    reader.runs(limit=5)
-    reader.live_runs()
-    reader.events(RUN, limit=5)
-    reader.events(kinds=["state"], after_id=0)
-    reader.intents()
-    connection.set_trace_callback(None)
+        yield plans
+        connection.set_trace_callback(None)
+        plans += [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")] for sql in asked]
 
-    for sql in asked:
-        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
-        scans = [step for step in plan if step.startswith("SCAN") and not re.search(r"INDEX|json_each|subquery", step)]
-        assert scans == [], (sql, plan)
+
+def scans(plans: list[list[str]]) -> list[str]:
+    steps = [step for plan in plans for step in plan]
+    return [step for step in steps if step.startswith("SCAN") and not re.search(r"INDEX|json_each|subquery", step)]

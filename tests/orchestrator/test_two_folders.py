@@ -19,7 +19,7 @@ from orchestrator.errors import UsageError
 from orchestrator.follow.lease import is_followed
 from orchestrator.host import Hosts, hosts_file_of
 from orchestrator.known import Known
-from orchestrator.store.rows import Document
+from orchestrator.store.rows import Document, State
 from orchestrator.store.writes import Store
 from tests import sshd
 from tests.orchestrator.runs import RUN, new_run, started
@@ -95,16 +95,22 @@ def test_what_a_run_was_given_in_secret_is_looked_up_where_it_was_launched(
         assert Known(here).of(store.reader, RUN) == {"of-our-gpu"}
 
 
-def test_the_newest_run_of_a_host_says_where_it_is_found(tmp_path: Path) -> None:
+def test_the_live_runs_of_a_host_say_where_it_is_found_and_only_without_one_the_newest(tmp_path: Path) -> None:
+    """A run that goes on may be older than one that has ended: what is live there is what one goes there for."""
     with Store(tmp_path / "runs.db") as store:
         for number, file in enumerate(("/a/hosts.yaml", "/b/hosts.yaml")):
             text = {Document.SPEC: "{}", Document.HOSTS_FILE: file}
             store.create_run(new_run(f"run-{number}", host="first", more_hosts=("second",), documents=text))
         store.create_run(new_run("run-2", host="third"))
 
-        found = [store.reader.newest_hosts_file(name) for name in ("first", "second", "third", "fourth")]
+        def found(*names: str) -> list[Path | None]:
+            return [store.reader.hosts_file_at(name) for name in names]
 
-    assert found == [Path("/b/hosts.yaml"), Path("/b/hosts.yaml"), None, None]
+        assert found("first", "second", "third", "fourth") == [Path("/b/hosts.yaml"), Path("/b/hosts.yaml"), None, None]
+        store.set_state("run-1", State.SUCCEEDED, evidence="done")
+        assert found("first", "second") == [Path("/a/hosts.yaml"), Path("/a/hosts.yaml")]
+        store.set_state("run-0", State.FAILED, evidence="x")
+        assert found("first", "second") == [Path("/b/hosts.yaml"), Path("/b/hosts.yaml")]
 
 
 @pytest.fixture
