@@ -247,6 +247,13 @@ def test_modules_are_loaded_by_name_in_one_place() -> None:
     assert loaders == {"orchestrator/lazy.py", "orchestrator/actions/chart.py"}
 
 
+def test_every_module_named_to_be_loaded_later_is_there() -> None:
+    """Nothing looks for it before it is used."""
+    names = {name for path in SOURCES for _, name in loaded_by(path) if name.split(".")[0] in ROOMS}
+
+    assert {name for name in names if not is_module(name)} == set()
+
+
 def test_remote_parses_on_python_3_10() -> None:
     for path in sources("remote/"):
         ast.parse(path.read_text(encoding="utf-8"), filename=relative(path), feature_version=(3, 10))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lazy import lazy, loaded
-from tests.test_architecture import ROOMS, ROOT, SOURCES, is_module, loaded_by
+from tests.test_architecture import ROOT
 
 SLOW = "import time\ntime.sleep(0.3)\n"  # long enough for the other threads to look; how long is no matter to a whole module
 
@@ -109,13 +109,6 @@ def test_a_module_that_failed_to_load_is_loaded_anew(shelf: Path) -> None:
         assert module.os is os
     finally:
         del os.environ["DRAFTYARD_TEST_MOOD"]
-
-
-def test_every_module_named_to_be_loaded_later_is_there() -> None:
-    """Nothing looks for it before it is used."""
-    names = {name for path in SOURCES for _, name in loaded_by(path) if name.split(".")[0] in ROOMS}
-
-    assert {name for name in names if not is_module(name)} == set()
 
 
 @pytest.mark.slow
