@@ -27,12 +27,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.failure import Failure, Findings, Told, causes
 from orchestrator.units import format_size
 from remote.placing import place
+from remote.plan import plan
 from remote.plan.advice import nearest_fits, switches
 from remote.rundir import AttemptDir, RunDir, read_json, write_json
 from remote.spec import DataSpec, DFlashSpec, DrafterSpec, LossSpec, TargetSpec, TrainSpec, dump
@@ -212,7 +214,7 @@ def _first_suggestion(
         remedies = failure.facts.get("remedies") if failure is not None else None
         return (None, "none", None) if not remedies else (remedies[0]["word"], remedies[0]["text"], None)
     # A stand-in is too small for the plan's constants: there it is the first change that lowers the peak.
-    offered = switches(spec) if bench.is_stand_in else nearest_fits(spec, capacity_bytes=bench.cap_bytes)
+    offered = switches(spec) if bench.is_stand_in else nearest_fits(spec, partial(plan, capacity_bytes=bench.cap_bytes))
     if failure is None or not offered:
         return None, "none", None
     return "overrides", " ".join(f"--set {text}" for text in offered[0].overrides), offered[0].spec

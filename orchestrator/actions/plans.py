@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
@@ -246,17 +247,14 @@ def plan_body(made: Plan) -> dict[str, Any]:
 
 
 def _planned(spec: DFlashSpec, card: Card, told: str, *, seen: Residuals | None = None) -> Planned:
-    """The plan of a spec with what it advises, which leaves room for what smoke runs took beyond theirs."""
-    known, device, is_hopper = seen or Residuals({}, ()), card.device, card.is_hopper
-    made = plan(spec, capacity_bytes=card.capacity_bytes, device=device, residuals=known.by_stage, is_hopper=is_hopper)
-    if card.capacity_bytes is None:
-        advised = switches(spec, device=device, is_hopper=is_hopper)
-        return Planned(spec, made, told, None, advised, measured_in=known.run_ids)
+    """The plan of a spec with what it advises, each change planned as the spec is."""
+    known = seen or Residuals({}, ())
+    capacity_bytes, device, is_hopper = card
+    planned = partial(plan, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper, residuals=known.by_stage)
+    made = planned(spec)
     offered = nearest_fits if made.verdict == "does not fit" else switches
-    room_bytes = max(0, card.capacity_bytes - made.unexplained_bytes)
-    largest = largest_fit(spec, capacity_bytes=room_bytes, device=device, is_hopper=is_hopper)
-    advised = offered(spec, capacity_bytes=room_bytes, device=device, is_hopper=is_hopper)
-    return Planned(spec, made, told, largest, advised, measured_in=known.run_ids)
+    largest = None if capacity_bytes is None else largest_fit(spec, planned)
+    return Planned(spec, made, told, largest, offered(spec, planned), measured_in=known.run_ids)
 
 
 def _is_of_the_plan(reason: str | None, device: str) -> bool:

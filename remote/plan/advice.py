@@ -6,7 +6,7 @@ lower the peak is not offered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,9 @@ from remote.plan import Plan, plan
 from remote.spec import DFlashSpec
 
 MIN_CHUNK_TOKENS = 128
+
+# Plans a changed spec as today's was: against the same capacity, on the same device, with what smoke runs have taught.
+Planner = Callable[[DFlashSpec], Plan]
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Switch:
     overrides: tuple[str, ...]  # section.key=value
     spec: DFlashSpec
     plan: Plan
-    saved_bytes: int  # of the peak
+    saved_bytes: int  # of the peak, as predicted or as smoke runs saw it
     work_factor: float  # FLOP of a step by those of today; an estimate of time where arithmetic decides it
     keeps_result: bool  # the same training up to rounding
     caution: str = ""
@@ -50,16 +53,14 @@ class _Change:
     caution: str = ""
 
 
-def switches(
-    spec: DFlashSpec, *, capacity_bytes: int | None = None, device: str = "cuda", is_hopper: bool | None = None
-) -> list[Switch]:
+def switches(spec: DFlashSpec, planned: Planner = plan) -> list[Switch]:
     """Single changes that lower the peak, the best saving first, those that keep the result before those that do not."""
-    today = plan(spec, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
+    today = planned(spec)
     found = []
     for change in _changes(spec, today):
         changed = _with(spec, change.fields)
-        then = plan(changed, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
-        saved = today.peak.allocated_bytes - then.peak.allocated_bytes
+        then = planned(changed)
+        saved = today.peak.seen_bytes - then.peak.seen_bytes
         if saved > 0:
             factor = then.work.total / today.work.total
             found.append(
@@ -70,24 +71,21 @@ def switches(
     return sorted(found, key=lambda switch: (not switch.keeps_result, -switch.saved_bytes))
 
 
-def nearest_fits(
-    spec: DFlashSpec, *, capacity_bytes: int, device: str = "cuda", is_hopper: bool | None = None
-) -> list[Switch]:
+def nearest_fits(spec: DFlashSpec, planned: Planner) -> list[Switch]:
     """Changes whose plan fits: single ones, else those that keep the result one after the other until it fits.
 
-    Where none fits with room to spare, those that are tight: a plan may be off by more than they leave.
+    Where none fits with room to spare, those that are tight: a plan may be off by more than they leave. None without a
+    capacity.
     """
     for verdict in ("fits", "tight"):
-        found = _nearest(spec, verdict, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
+        found = _nearest(spec, verdict, planned)
         if found:
             return found
     return []
 
 
-def _nearest(
-    spec: DFlashSpec, verdict: str, *, capacity_bytes: int, device: str, is_hopper: bool | None
-) -> list[Switch]:
-    offered = switches(spec, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
+def _nearest(spec: DFlashSpec, verdict: str, planned: Planner) -> list[Switch]:
+    offered = switches(spec, planned)
     single = [switch for switch in offered if switch.plan.verdict == verdict]
     if single or not offered:
         return sorted(single, key=lambda switch: (not switch.keeps_result, switch.work_factor))
@@ -101,37 +99,24 @@ def _nearest(
             work_factor=first.work_factor * then.work_factor,
             keeps_result=first.keeps_result and then.keeps_result,
         )
-        for then in _nearest(first.spec, verdict, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper)
+        for then in _nearest(first.spec, verdict, planned)
     ]
 
 
-def largest_fit(
-    spec: DFlashSpec,
-    *,
-    capacity_bytes: int,
-    device: str = "cuda",
-    block_size: int | None = None,
-    is_hopper: bool | None = None,
-) -> Largest | None:
+def largest_fit(spec: DFlashSpec, planned: Planner) -> Largest | None:
     """None where not even one anchor fits. Anchors beyond one a context token do not exist."""
-    size = block_size or spec.drafter.block_size
     low, high = 0, spec.data.row_tokens  # `low` fits, or is 0
     best: Plan | None = None
     while low < high:
         middle = (low + high + 1) // 2
-        then = plan(
-            _with(spec, {"drafter": {"block_size": size}, "data": {"max_anchors": middle}}),
-            capacity_bytes=capacity_bytes,
-            device=device,
-            is_hopper=is_hopper,
-        )
+        then = planned(_with(spec, {"data": {"max_anchors": middle}}))
         if then.verdict == "fits":
             low, best = middle, then
         else:
             high = middle - 1
     if best is None:
         return None
-    return Largest(low, size, best.sizes.block_tokens, best.driver_bytes)
+    return Largest(low, spec.drafter.block_size, best.sizes.block_tokens, best.driver_bytes)
 
 
 def _changes(spec: DFlashSpec, today: Plan) -> Iterator[_Change]:

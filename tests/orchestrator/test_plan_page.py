@@ -138,6 +138,24 @@ def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
     ]
 
 
+@pytest.mark.parametrize("total_bytes", [64 * GIB, 9 * GIB])
+def test_what_must_fit_with_a_change_may_be_held_beside_what_must_fit_today(places: Places, total_bytes: int) -> None:
+    """Whether today's plan fits or not: both count what smoke runs took beyond their plans."""
+    with Store(places.db) as store:
+        store.host_seen("local", address="here", facts={"gpus": [], "memory": {"total_bytes": total_bytes}})
+    overrides = ["data.max_anchors=256"]
+    _climbed(places, "kaaaaaaa", 8 * GIB, *overrides)
+
+    found = plan_memory(places, "smollm2", host="local", overrides=overrides)
+    shown = plan_document(found)["switches"]
+
+    assert found.plan.unexplained_bytes == 8 * GIB
+    assert found.switches
+    for body, switch in zip(shown, found.switches, strict=True):
+        assert body["driver_bytes"] == found.plan.driver_bytes - switch.saved_bytes > 8 * GIB, "no slack on a processor"
+        assert switch.plan.capacity_bytes == total_bytes
+
+
 def test_a_change_that_fits_tightly_is_called_so(places: Places) -> None:
     least = plan_memory(places, "qwen3.6-27b").spec
     while lower := switches(least):

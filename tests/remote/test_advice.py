@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +56,7 @@ def test_each_of_the_nearest_changes_fits_can_be_typed_and_passes_every_check(
     capacity_bytes = round(plan(spec, device=device).driver_bytes * share)
     known = {*cross_field_errors(spec), *range_errors(spec)}
 
-    found = nearest_fits(spec, capacity_bytes=capacity_bytes, device=device)
+    found = nearest_fits(spec, partial(plan, capacity_bytes=capacity_bytes, device=device))
     assert len({offered.plan.verdict for offered in found}) <= 1, "tight ones only where nothing fits with room"
     for offered in found:
         then = plan(offered.spec, capacity_bytes=capacity_bytes, device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_both_bundled_programs_do_not_fit_by_the_plan_and_their_first_suggestion
         assert spec is not None
         today = plan(spec, capacity_bytes=oom.CAP_BYTES)
         assert today.verdict == "does not fit"
-        (first, *_) = nearest_fits(spec, capacity_bytes=oom.CAP_BYTES)
+        (first, *_) = nearest_fits(spec, partial(plan, capacity_bytes=oom.CAP_BYTES))
         assert first.plan.driver_bytes <= oom.CAP_BYTES
 
 

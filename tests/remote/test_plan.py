@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from remote.drafter import attention_sdpa, loss, loss_chunk
 from remote.plan import GIB, Plan, plan
-from remote.plan.advice import largest_fit, nearest_fits, switches
+from remote.plan.advice import Planner, largest_fit, nearest_fits, switches
 from remote.plan.attention import LAUNCH_PAIRS
 from remote.plan.memory import (
     PROCESS_TOLERANCE_BYTES,
@@ -293,7 +294,7 @@ def test_anchors_are_counted_as_the_trainer_counts_them() -> None:
 
 @pytest.mark.slow
 def test_a_switch_lowers_the_peak_it_claims_to_lower_and_can_be_typed() -> None:
-    offered = switches(large(drafter={"attention": "sdpa"}, train={"rows_per_step": 2}), capacity_bytes=95 * GIB)
+    offered = switches(large(drafter={"attention": "sdpa"}, train={"rows_per_step": 2}))
 
     today = plan(large(drafter={"attention": "sdpa"}, train={"rows_per_step": 2}))
     assert {"train.activation_checkpointing=non_reentrant"} in [set(switch.overrides) for switch in offered]
@@ -312,16 +313,34 @@ def test_half_of_two_anchors_is_told_as_one() -> None:
     assert "1 anchors" not in told
 
 
+def within(capacity_bytes: int) -> Planner:
+    return partial(plan, capacity_bytes=capacity_bytes)
+
+
 def test_the_nearest_changes_fit() -> None:
     for capacity in (60 * GIB, 45 * GIB, 36 * GIB, 24 * GIB):
-        found = nearest_fits(LARGE, capacity_bytes=capacity)
+        found = nearest_fits(LARGE, within(capacity))
 
         assert found
         assert all(plan(switch.spec, capacity_bytes=capacity).verdict == "fits" for switch in found)
         for switch in found:
             keys = [text.partition("=")[0] for text in switch.overrides]
             assert len(keys) == len(set(keys)), "a key said twice"
-    assert nearest_fits(LARGE, capacity_bytes=8 * GIB) == []
+    assert nearest_fits(LARGE, within(8 * GIB)) == []
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward", "step"])
+def test_a_change_is_planned_with_what_smoke_runs_took_too(stage: str) -> None:
+    planned = partial(plan, capacity_bytes=44 * GIB, residuals={stage: [8 * GIB]})
+    today = planned(LARGE)
+
+    for switch in [*switches(LARGE, planned), *nearest_fits(LARGE, planned)]:
+        assert switch.plan == planned(switch.spec)
+        assert switch.saved_bytes == today.peak.seen_bytes - switch.plan.peak.seen_bytes > 0
+    largest = largest_fit(LARGE, planned)
+    assert largest is not None
+    assert planned(large(data={"max_anchors": largest.max_anchors})).verdict == "fits"
+    assert planned(large(data={"max_anchors": largest.max_anchors + 1})).verdict != "fits"
 
 
 def test_what_fits_but_tightly_is_offered_where_nothing_fits_with_room() -> None:
@@ -330,20 +349,20 @@ def test_what_fits_but_tightly_is_offered_where_nothing_fits_with_room() -> None
         least = lower[0].spec
     capacity = round(plan(least).driver_bytes * 1.01)
 
-    offered = nearest_fits(LARGE, capacity_bytes=capacity)
+    offered = nearest_fits(LARGE, within(capacity))
 
     assert offered
     assert {switch.plan.verdict for switch in offered} == {"tight"}
 
 
 def test_the_largest_fit_fits_and_one_anchor_more_does_not() -> None:
-    largest = largest_fit(LARGE, capacity_bytes=95 * GIB)
+    largest = largest_fit(LARGE, within(95 * GIB))
 
     assert largest is not None
     assert largest.block_tokens == largest.max_anchors * 32
     assert plan(large(data={"max_anchors": largest.max_anchors}), capacity_bytes=95 * GIB).verdict == "fits"
     assert plan(large(data={"max_anchors": largest.max_anchors + 1}), capacity_bytes=95 * GIB).verdict != "fits"
-    assert largest_fit(LARGE, capacity_bytes=8 * GIB) is None
+    assert largest_fit(LARGE, within(8 * GIB)) is None
 
 
 def test_work_counts_what_the_laboratory_counted() -> None:
@@ -399,7 +418,7 @@ def test_no_switch_raises_the_peak_and_no_line_is_negative(drawn: tuple[DFlashSp
     today = plan(spec, device=device)
 
     assert all(component.size_bytes >= 0 for stage in today.stages for component in stage.components)
-    for switch in switches(spec, device=device):
+    for switch in switches(spec, partial(plan, device=device)):
         assert switch.plan.peak.allocated_bytes < today.peak.allocated_bytes
         assert switch.work_factor > 0
 

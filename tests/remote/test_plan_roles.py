@@ -60,6 +60,20 @@ def test_each_role_is_judged_by_its_own_card() -> None:
     assert {role.verdict for role in by_role(139 * GIB).each} == {"fits"}
 
 
+def test_a_drafter_rank_must_fit_what_the_plan_says_smoke_runs_and_all() -> None:
+    spec = large(data={"hidden_states": "online"}, roles={"target": 5, "drafter": 3, "queue": 20}, train={"accumulation": 3})  # fmt: skip
+    capacity = round(plan(spec).driver_bytes * 1.1)
+    fits, seen = (plan(spec, capacity_bytes=capacity, residuals=left) for left in ({}, {"backward": [20 * GIB]}))
+
+    for made, verdict in ((fits, "fits"), (seen, "does not fit")):
+        found = roles_plan(spec, made)
+        assert found is not None
+        assert found.target is not None
+        assert found.drafter.driver_bytes == made.driver_bytes
+        assert found.drafter.verdict == made.verdict == verdict
+        assert found.machine_bytes == 3 * made.driver_bytes + 5 * found.target.driver_bytes
+
+
 def test_the_queue_is_its_depth_in_batches_of_hidden_states() -> None:
     found = by_role()
 
