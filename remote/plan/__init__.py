@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remote.plan.checked import Checked, checked
-from remote.plan.kernels import assumption
+from remote.plan.kernels import assumptions
 from remote.plan.memory import Component, target_bytes
 from remote.plan.moments import stage_components
 from remote.plan.sizes import Sizes, compute_dtype, holds_target, sizes
@@ -183,9 +183,7 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
         ]
     else:
         found += ["pages of mapped files, which the kernel takes back when memory is short"]
-    assumed = assumption(spec, at)
-    if assumed is not None:
-        found.append(assumed)
+    found += assumptions(spec, at)
     if spec.optim.name == "muon":
         found.append("muon's temporaries are an estimate")
     if spec.roles.drafter > 1:

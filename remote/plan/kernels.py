@@ -30,24 +30,25 @@ def has_fused_kernels(spec: DFlashSpec, at: Sizes) -> bool:
     return at.is_cuda and spec.train.kernels != "torch"
 
 
-def assumption(spec: DFlashSpec, at: Sizes) -> str | None:
-    """What `auto` is planned as on a card, where another choice there takes more or less; None where the recipe says it."""
-    if spec.drafter.attention == "auto" and _is_known_by_the_card_alone(at):
-        return (
-            f"a Hopper card, where draftyard's own kernels take {at.heads // at.kv_heads} query heads on one key: "
-            f"auto is planned as {attention_of(spec, at)} for attention, which holds more"
-        )
-    taken = []
-    if spec.drafter.attention == "auto" and attention_of(spec, at) == "triton":
-        taken.append("attention")
+def assumptions(spec: DFlashSpec, at: Sizes) -> list[str]:
+    """What `auto` is planned as on a card, where another choice there takes more or less; empty where the recipe says it."""
+    told, taken = [], []
+    if spec.drafter.attention == "auto":
+        if _is_known_by_the_card_alone(at):
+            told.append(
+                f"a Hopper card, where draftyard's own kernels take {at.heads // at.kv_heads} query heads on one key: "
+                f"auto is planned as {attention_of(spec, at)} for attention, which holds more"
+            )
+        elif attention_of(spec, at) == "triton":
+            taken.append("attention")
     if spec.train.kernels == "auto" and has_fused_kernels(spec, at):
         taken.append("kernels")
-    if not taken:
-        return None
-    return (
-        f"a card where draftyard's own kernels do not run: auto is planned as triton for {' and '.join(taken)}, "
-        "and what takes their place holds more"
-    )
+    if taken:
+        told.append(
+            f"a card where draftyard's own kernels do not run: auto is planned as triton for {' and '.join(taken)}, "
+            "and what takes their place holds more"
+        )
+    return told
 
 
 def log_sums_bytes(at: Sizes) -> int:

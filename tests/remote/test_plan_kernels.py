@@ -230,6 +230,9 @@ def test_a_plan_for_a_card_of_unknown_kind_says_what_only_a_hopper_card_takes() 
     )
     assert not any("a Hopper card, where" in line for made in (hopper, other) for line in made.not_modelled)
     assert hopper.peak.allocated_bytes < unknown.peak.allocated_bytes == other.peak.allocated_bytes
+    for made, taken in ((unknown, "kernels"), (hopper, "attention and kernels"), (other, "kernels")):
+        told = f"own kernels do not run: auto is planned as triton for {taken}, and"
+        assert any(told in line for line in made.not_modelled), "the other assumption is told as well"
 
 
 def test_a_hopper_cards_log_sums_have_no_padding() -> None:
