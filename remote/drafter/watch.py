@@ -118,7 +118,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         threading.Thread(target=self._guard, name="guard of the watch", daemon=True).start()
-        while not self._is_over.wait(BEAT_S) and not self._is_known.is_set():
+        while not self._is_over_after(BEAT_S) and not self._is_known.is_set():
             try:
                 self._look()
             except RuntimeError as error:  # the store is the launcher's
@@ -143,12 +143,19 @@ class Watch(threading.Thread):
     def _end_if_known(self) -> None:
         if self._cause is None:
             return
-        last_s = time.monotonic() + self._save_s
-        while not self._is_over.wait(GRACE_S):  # again after a save: the main thread only now meets the loss
-            left_s = last_s - time.monotonic()
+        last_s = self._now_s() + self._save_s
+        while not self._is_over_after(GRACE_S):  # again after a save: the main thread only now meets the loss
+            left_s = last_s - self._now_s()
             if self._is_saved.is_set() or left_s <= 0 or not self._is_saved.wait(left_s):
                 self._on_lost(self._cause)
                 return
+
+    # Both are all that this thread knows of time; the guard's is its own, as it stands for one that waits for ever.
+    def _now_s(self) -> float:
+        return time.monotonic()
+
+    def _is_over_after(self, wait_s: float) -> bool:
+        return self._is_over.wait(wait_s)
 
     def _look(self) -> None:
         self._num_beats += 1
@@ -170,7 +177,7 @@ class Watch(threading.Thread):
             self._known[rank] = Identity(*told)
             if numbers == _process_numbers() and self._known[rank].boot_id == boot_id():
                 self._near.add(rank)
-        beat, now = self._store.get(f"beat/{rank}"), time.monotonic()
+        beat, now = self._store.get(f"beat/{rank}"), self._now_s()
         last, since = self._heard.setdefault(rank, (beat, now))
         if beat != last:
             self._heard[rank] = (beat, now)

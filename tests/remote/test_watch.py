@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -110,9 +111,37 @@ def test_an_interface_that_is_gone_explains_no_rank_that_failed_by_itself(store)
     assert type(watch.cause(wait_s=0.0)) is RankLost
 
 
-def test_a_rank_that_is_silent_ends_every_other_within_the_30_s_of_the_page() -> None:
-    """Told at the look after so much silence, acted on when the main thread has had its grace."""
-    assert watching.SILENCE_S + 2 * watching.BEAT_S + watching.GRACE_S < 30.0
+class Driven(Watch):
+    """A watch of rank 0 whose time goes by as it is waited for; it keeps when it learnt of a loss and when it ended."""
+
+    def __init__(self, store) -> None:
+        super().__init__(store, ROLES, 0, self._end)
+        self.at_s, self.named_s, self.ended_s = 0.0, math.inf, math.inf
+
+    def _end(self, cause: BaseException) -> None:
+        self.ended_s = self.at_s
+
+    def _now_s(self) -> float:
+        return self.at_s
+
+    def _is_over_after(self, wait_s: float) -> bool:
+        if self.cause(wait_s=0.0) is not None:
+            self.named_s = min(self.named_s, self.at_s)
+        self.at_s += wait_s
+        assert self.at_s < 3600, "nobody has ended this rank"
+        return False
+
+
+def test_a_rank_that_is_frozen_is_named_after_15_s_and_has_ended_the_others_within_30(store, other) -> None:
+    """Its process lives and beats no more; the other's main thread hangs in what the two would do together."""
+    watch = Driven(store)
+
+    watch.run()
+
+    told = f"rank 1 (target 0) was not heard for 15 s (process {other.pid}): it is frozen"
+    assert str(watch.cause(wait_s=0.0)).startswith(told)
+    assert 15 <= watch.named_s < 17
+    assert watch.named_s < watch.ended_s < 30
 
 
 class OutOfReach(dist.HashStore):  # type: ignore[name-defined,misc]
