@@ -77,7 +77,7 @@ def test_a_curve_over_ten_times_the_steps_costs_no_more_and_is_no_longer(yard: Y
 
 @pytest.mark.parametrize("length", [90_000, 1_000_000])
 async def test_a_line_of_any_length_is_scrolled_past_frame_by_frame(length: int, yard: Yard, open_app: Open) -> None:
-    """A frame is a key answered: claimed is 0.1 s."""
+    """A frame is a key answered."""
     before, after = ("".join(f"line {number}\n" for number in range(first, first + 60)) for first in (0, 60))
     yard.log(RUN, before + '{"json": "' + "x" * length + '"}\n' + after)
     app = open_app(yard.path, run=RUN)
@@ -91,10 +91,10 @@ async def test_a_line_of_any_length_is_scrolled_past_frame_by_frame(length: int,
     assert len(kept) == 1
     assert re.search(r"…\(\+\d+,\d+\)$", kept[0])
     assert any("xxxx" in line for line in lines)
-    assert sorted(frames_s)[len(frames_s) // 2] < 0.3
+    assert sorted(frames_s)[len(frames_s) // 2] < 0.3  # 11 to 20 ms on two cores; claimed is 0.1
 
 
-async def test_half_a_million_lines_scroll_at_twenty_frames_a_second(yard: Yard, open_app: Open) -> None:
+async def test_half_a_million_lines_scroll_without_being_drawn(yard: Yard, open_app: Open) -> None:
     yard.log(RUN, "".join(f"[rank0]: line {number:06d} of a job that says a lot\n" for number in range(500_000)))
     app = open_app(yard.path, run=RUN)
     async with opened(app, "4", size=(120, 40)) as pilot:
