@@ -161,15 +161,13 @@ def _follow_until_idle(follower: Follower) -> bool | None:
         return True if follower.ending.is_set() or not reader.live_runs() else None
 
 
-def connector(db: Path, hosts_file: Path | None) -> Connect:
+def connector(hosts_file: Path | None) -> Connect:
     """Finds a host by name at each connection, so that an edited hosts.yaml counts from then on.
 
-    In the hosts.yaml that what lives on the host was launched with: this follower may come of another folder.
+    In the hosts.yaml that its runs were launched with, `kept`: this follower may come of another folder.
     """
 
-    def connect_to(name: str) -> StreamShell:
-        with Reader(db) as reader:
-            kept = reader.hosts_file_at(name)
+    def connect_to(name: str, kept: Path | None) -> StreamShell:
         try:
             file = hosts_file_of([name], kept=kept, here=hosts_file)
             return connect(Hosts.load(file).find(name))
@@ -222,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     address = os.environ.get("DRAFTYARD_WEBHOOK")
     follower = Follower(
         options.db,
-        connector(options.db, hosts_file),
+        connector(hosts_file),
         ending,
         idle_s=options.idle,
         resume=resume_by_verb(options.db, hosts_file),

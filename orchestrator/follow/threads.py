@@ -36,7 +36,7 @@ ORDINARY = frozenset({"beat", "gpu"})  # events that are no news
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0  # a host that is back is followed again within 30 s
 AFTER_FAULT_S = 5.0
 
-Connect = Callable[[str], StreamShell]
+Connect = Callable[[str, Path | None], StreamShell]  # a host, and the hosts.yaml that its runs were launched with
 Resume = Callable[[IntentRow], str]  # the wish for a retry -> how it went
 Found = TypeVar("Found")
 Asked = tuple[str, int, bool, float | None]
@@ -79,6 +79,7 @@ class HostThread(Worker):
         self._ending = ending
         self._secrets_of = secrets_of
         self._shell: StreamShell | None = None
+        self._kept: Path | None = None  # where its runs were launched: the name alone may be another machine elsewhere
         self._backoff_s = 0.0
         self._pause_s = YOUNG_S
         self._complaints = Complaints()
@@ -98,6 +99,8 @@ class HostThread(Worker):
                 asked = _asked(reader, self._host)
                 live = views_on(reader, self._host, reader.live_runs())
                 ids = {run.id for run in live}
+                if live or not followed:  # what is left at the end is left where the last ones ran
+                    self._turn_to(reader.hosts_file_at(self._host), is_anew=followed.isdisjoint(ids))
                 self._secrets.is_due |= not followed <= ids
                 followed = ids
                 if not live:
@@ -174,9 +177,15 @@ class HostThread(Worker):
             self._complaints.add(desk, run.id, error)
             return if_not
 
+    def _turn_to(self, kept: Path | None, *, is_anew: bool) -> None:
+        """Leaves a connection that was made for other runs: of another hosts.yaml, or all ended, and the same one edited."""
+        if is_anew or kept != self._kept:
+            self._drop_shell()
+            self._kept, self._secrets = kept, LeftSecrets(self._host)
+
     def _connected(self) -> StreamShell:
         if self._shell is None:
-            self._shell = self._connect(self._host)
+            self._shell = self._connect(self._host, self._kept)
         return self._shell
 
     def _take_secrets_away(self, desk: Desk) -> None:

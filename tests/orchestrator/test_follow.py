@@ -24,6 +24,7 @@ from orchestrator.follow.desk import Desk
 from orchestrator.follow.follower import Follower, follow
 from orchestrator.follow.lease import ensure_follower, is_followed, lease, lock_file
 from orchestrator.follow.one_run import look, settle_unstarted
+from orchestrator.follow.threads import Connect
 from orchestrator.launcher import this_process
 from orchestrator.shell.local import LocalShell
 from orchestrator.shell.stream import StreamShell
@@ -81,7 +82,7 @@ class Site:
         return run_id
 
     def follow(self, **options: Any) -> None:
-        values: dict[str, Any] = {"connect_to": lambda name: LocalShell(), "idle_s": 0.2, **options}
+        values: dict[str, Any] = {"connect_to": lambda name, kept: LocalShell(), "idle_s": 0.2, **options}
         assert follow(Follower(self.store.path, ending=threading.Event(), **values))
 
     def run(self, run_id: str) -> RunRow:
@@ -428,7 +429,7 @@ def test_one_dead_host_never_stops_the_others_and_comes_back_as_itself(site: Sit
     job = launch.Job(near, "train", 1, (sys.executable, "-c", STEPS, "5", "0.01"), str(TREE), spec_json="{}")
     launch.start(LocalShell(), site.place, job)
     Away.is_away = True
-    connect: Callable[[str], StreamShell] = lambda name: Away() if name == "local" else LocalShell()  # noqa: E731
+    connect: Connect = lambda name, kept: Away() if name == "local" else LocalShell()  # noqa: E731
     follower = threading.Thread(target=site.follow, kwargs={"connect_to": connect})
     follower.start()
 
@@ -536,7 +537,7 @@ def test_a_second_follower_leaves_at_once(site: Site) -> None:
     descriptor = os.open(lock_file(site.store.path), os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
 
-    assert not follow(Follower(site.store.path, lambda name: LocalShell(), threading.Event()))
+    assert not follow(Follower(site.store.path, lambda name, kept: LocalShell(), threading.Event()))
     os.close(descriptor)
 
 
@@ -680,7 +681,7 @@ def _gone() -> str:
     return subprocess.run([sys.executable, "-c", code], cwd=TREE, check=True, capture_output=True, text=True).stdout
 
 
-def _nobody(name: str) -> StreamShell:
+def _nobody(name: str, kept: Path | None) -> StreamShell:
     raise HostError(f"nobody may ask host {name}")
 
 
@@ -787,7 +788,7 @@ def test_a_host_that_is_away_delays_no_stop_of_what_it_never_saw(site: Site, mon
 def test_the_lease_is_kept_until_the_last_look_has_ended(site: Site) -> None:
     asked, may_end = threading.Event(), threading.Event()
 
-    def connect_to(name: str) -> StreamShell:
+    def connect_to(name: str, kept: Path | None) -> StreamShell:
         asked.set()
         assert may_end.wait(PATIENCE_S)
         raise HostError("no route")
@@ -946,7 +947,7 @@ def test_what_happens_once_a_host_is_looked_at_is_news_and_no_history(site: Site
     run_id = site.start("ended", "-c", "import sys; sys.exit(3)")
     begun: list[bool] = []
 
-    def connect_to(name: str) -> StreamShell:
+    def connect_to(name: str, kept: Path | None) -> StreamShell:
         begun.append(site.store.cursor(CURSOR) is not None)
         return LocalShell()
 
@@ -980,7 +981,7 @@ def test_a_full_disk_here_holds_up_the_record_but_neither_the_run_nor_the_truth(
     job = launch.Job("full", "train", 1, (sys.executable, "-c", STEPS, "30", "0.01"), str(TREE), spec_json="{}")
     launch.start(LocalShell(), site.place, job)
     ending = threading.Event()
-    follower = Follower(small_disk / "runs.db", lambda name: LocalShell(), ending, idle_s=0.2)
+    follower = Follower(small_disk / "runs.db", lambda name, kept: LocalShell(), ending, idle_s=0.2)
     thread = threading.Thread(target=follow, args=(follower,))
     thread.start()
     time.sleep(2.0)

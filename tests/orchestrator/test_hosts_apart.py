@@ -87,7 +87,10 @@ def test_a_host_whose_route_was_dropped_is_followed_again_within_30_seconds(thre
         argv = (sys.executable, "-c", UNTIL, str(ends))
         launch.start(away.shell, place, launch.Job("cut", "train", attempt, argv, str(tree), spec_json="{}"))
         follower = Follower(
-            store.path, lambda name: connect(Hosts.load(None, away.config).find(name)), threading.Event(), idle_s=0.2
+            store.path,
+            lambda name, kept: connect(Hosts.load(None, away.config).find(name)),
+            threading.Event(),
+            idle_s=0.2,
         )
         following = threading.Thread(target=follow, args=(follower,))
         following.start()

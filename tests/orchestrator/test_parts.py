@@ -141,7 +141,7 @@ def test_what_keeps_one_host_from_starting_ends_the_run_on_all_for_that_reason(
     assert exit_of(begun.folder("one"))["reason"] == "lonely"  # before any follower has looked
 
     assert follow(
-        Follower(begun.store.path, ending=threading.Event(), connect_to=lambda name: LocalShell(), idle_s=0.2)
+        Follower(begun.store.path, ending=threading.Event(), connect_to=lambda name, kept: LocalShell(), idle_s=0.2)
     )
     assert (begun.run.state, begun.run.reason) == (state, reason)
     assert begun.run.evidence.startswith("host two: did not start: ")

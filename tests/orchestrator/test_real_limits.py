@@ -114,7 +114,7 @@ def test_what_a_control_groups_limit_kills_has_that_for_its_reason(
         store.create_run(new_run("limited", workdir=place.work_dir, documents=life()))
         store.new_attempt("limited")
         launch.start(LocalShell(), place, job, timeout_s=PATIENCE_S)
-        follow(Follower(store.path, lambda name: LocalShell(), threading.Event(), idle_s=0.1))
+        follow(Follower(store.path, lambda name, kept: LocalShell(), threading.Event(), idle_s=0.1))
         run = store.reader.run("limited")
 
     assert (run.state, run.reason) == (State.FAILED, "cgroup_oom"), run.evidence

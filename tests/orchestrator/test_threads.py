@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import _wants_retry
 from orchestrator.follow.one_run import LATE_S, look
 from orchestrator.follow.status import GONE_S
-from orchestrator.follow.threads import Worker
+from orchestrator.follow.threads import HostThread, Worker
 from orchestrator.shell import Completed
 from orchestrator.shell.local import LocalShell
 from orchestrator.shell.stream import Ended, Sink, Source
-from orchestrator.store.rows import Reason, State
+from orchestrator.store.rows import Document, Reason, State
 from orchestrator.store.writes import Store
 from remote.coherence import RETRIED
 from tests.orchestrator.runs import life, new_run
@@ -66,6 +67,75 @@ def test_a_thread_that_has_done_its_work_leaves_room_at_once() -> None:
     thread.join()
 
     assert not thread.is_wanted
+
+
+class Looking(LocalShell):
+    """Keeps who has been looked at through it, and whether it is open."""
+
+    def __init__(self, kept: Path | None) -> None:
+        super().__init__()
+        self.kept = str(kept)
+        self.looked_at: list[str] = []
+        self.is_open = True
+
+    def run(self, argv: list[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
+        self.looked_at += [run for run in ("first", "second") if any(f"runs/{run}" in word for word in argv)]
+        return super().run(argv, stdin=stdin, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        self.is_open = False
+        super().close()
+
+
+@pytest.mark.parametrize(
+    ("first_ends", "file", "opened"),
+    [
+        (True, "/b/hosts.yaml", ["/a/hosts.yaml", "/b/hosts.yaml"]),
+        (True, "/a/hosts.yaml", ["/a/hosts.yaml", "/a/hosts.yaml"]),  # which may have been edited since
+        (False, "/a/hosts.yaml", ["/a/hosts.yaml"]),
+    ],
+)
+def test_a_connection_is_to_where_the_runs_that_live_were_launched(
+    first_ends: bool, file: str, opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One name may be another machine from one look to the next: with a run of it still alive that is refused, else not."""
+    for name in ("YOUNG_S", "QUIET_S"):
+        monkeypatch.setattr(f"orchestrator.follow.threads.{name}", 600.0)  # a new run alone is a reason to look
+    ending, shells = threading.Event(), list[Looking]()
+
+    def connect(name: str, kept: Path | None) -> Looking:
+        shells.append(Looking(kept))
+        return shells[-1]
+
+    with Store(tmp_path / "runs.db") as store:
+        thread = HostThread(store.path, "gpu", connect, ending)
+        _begin(store, "first", "/a/hosts.yaml")
+        thread.start()
+        _until(lambda: any("first" in shell.looked_at for shell in shells))
+        if first_ends:
+            store.mark("first", State.LOST, why="as a look would have said it")
+        _begin(store, "second", file)
+        _until(lambda: any("second" in shell.looked_at for shell in shells))
+        ending.set()
+        thread.join()
+
+    assert [shell.kept for shell in shells] == opened
+    assert [shell.kept for shell in shells if "second" in shell.looked_at] == [file]
+    assert not any(shell.is_open for shell in shells)
+
+
+def _begin(store: Store, run_id: str, file: str) -> None:
+    documents = {**life(), Document.HOSTS_FILE: file}
+    store.create_run(new_run(run_id, host="gpu", workdir=str(store.path.parent), documents=documents))
+    store.new_attempt(run_id)
+    store.set_up(run_id, 1)
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 60.0
+    while not is_so():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
 
 
 class Idle(LocalShell):
