@@ -27,7 +27,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,25 +79,24 @@ class Hosts:
     by_name: dict[str, Host]
     patterns: tuple[str, ...] = ()  # wildcards of ~/.ssh/config; a bare * makes no name known
     ssh_config: Path | None = None
-    files: tuple[str, ...] = field(default=())
+    file: Path | None = None  # the hosts.yaml, be it there or not
 
     @classmethod
     def load(cls, hosts_file: Path | None, ssh_config: Path | None = None) -> Hosts:
         """Missing files are no fault; UsageError names file, line and column of every other one."""
         config = ssh_config or Path.home() / ".ssh/config"
-        words = list(_ssh_aliases(config))
+        words = list(_ssh_aliases(config, set()))
         aliases = [word for word in words if not re.search(r"[*?!]", word)]
         known = {LOCAL.name: LOCAL}
-        shown = "~/.ssh/config" if ssh_config is None else str(ssh_config)
         known |= {
-            name: Host(name=name, source=shown, address=name, ssh_config=ssh_config)
+            name: Host(name=name, source=_shown(ssh_config), address=name, ssh_config=ssh_config)
             for name in aliases
             if name != LOCAL.name
         }
-        if hosts_file is not None and hosts_file.exists():
+        if hosts_file is not None:
             known |= _read_hosts(hosts_file, ssh_config)
         patterns = tuple(word for word in words if re.search(r"[*?]", word) and word.strip("*") and word[0] != "!")
-        return cls(known, patterns, ssh_config, (str(hosts_file or "hosts.yaml"), shown))
+        return cls(known, patterns, ssh_config, hosts_file)
 
     def names(self) -> list[str]:
         return list(self.by_name)
@@ -111,25 +110,38 @@ class Hosts:
         if name in self.by_name:
             return self.by_name[name]
         if self.knows(name):
-            return Host(name=name, source=self.files[1], address=name, ssh_config=self.ssh_config)
+            return Host(name=name, source=_shown(self.ssh_config), address=name, ssh_config=self.ssh_config)
         near = difflib.get_close_matches(name, self.by_name, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageError(
             f"unknown host {name!r}{hint}\n  known hosts: {listed(name, self.by_name)}\n"
-            f"  a host is an alias in {self.files[1]} or an entry in {self.files[0]}"
+            f"  a host is an alias in {_shown(self.ssh_config)} or an entry in {self.file or 'hosts.yaml'}"
         )
 
 
-def hosts_file_of(names: Iterable[str], *, kept: Path | None, here: Path | None) -> Path | None:
-    """Which hosts.yaml a run's hosts are found in: the one it was launched with, as that is now, and the one here where
-    that one's folder is gone or it knows them no longer.
+def _shown(ssh_config: Path | None) -> str:
+    return "~/.ssh/config" if ssh_config is None else str(ssh_config)
 
-    A database may hold runs of several folders, each with hosts of its own. Raises UsageError for a fault in the first.
+
+def hosts_of(names: Iterable[str], *, kept: Path | None, here: Path | None) -> Hosts:
+    """Where a run's hosts are found: in the hosts.yaml it was launched with, as that is now, and in the one here where that
+    one's folder is gone, or closed to this user, or it knows them no longer.
+
+    A database may hold runs of several folders, each with hosts of its own. Raises UsageError for a fault in what is read.
     """
-    if kept is None or not kept.parent.is_dir():
-        return here
-    hosts = Hosts.load(kept)
-    return kept if all(hosts.knows(name) for name in names) else here
+    if kept is not None and _may_enter(kept.parent):
+        hosts = Hosts.load(kept)
+        if all(hosts.knows(name) for name in names):
+            return hosts
+    return Hosts.load(here)
+
+
+def _may_enter(folder: Path) -> bool:
+    try:
+        (folder / "..").stat()  # which is asked of the folder itself
+    except OSError:  # also of a folder above, or of a disk that is away
+        return False
+    return True
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -168,6 +180,8 @@ def _unquoted(value: str, where: str) -> str:
 def _read_hosts(file: Path, ssh_config: Path | None) -> dict[str, Host]:
     try:
         document = parse(read_given(file), str(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except YamlFaults as faults:
         raise UsageError(str(faults)) from faults
     except OSError as error:
@@ -232,10 +246,10 @@ def _text(key: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _address(value: Any) -> dict[str, Any]:
-    """IPv6 with or without brackets. A port or a user beside it would be taken for a part of the name."""
+    """IPv6 with or without brackets. A port beside it would be taken for a part of the name, and a user stands in one place."""
     read = _text("address")(value)
-    found = re.fullmatch(r"(?:ssh://)?(?:(.+)@)?(\[[^]]+\]|[^:/]+)(?::(\d+))?/?", value)
-    if found and (found[3] or value.startswith("ssh://")):
+    found = re.fullmatch(r"(?:ssh://)?(?:(.+)@)?(\[[^]]+\]|[^:/]+|[0-9A-Fa-f:.]+(?:%[^:/]+)?)(?::(\d+))?/?", value)
+    if found and (found[1] or found[3] or value.startswith("ssh://")):
         keys = [f"address: {found[2].strip('[]')}", *([f"user: {found[1]}"] if found[1] else [])]
         raise ValueError(f"is {value!r}; write {', '.join([*keys, *([f'port: {found[3]}'] if found[3] else [])])}")
     return read
@@ -325,11 +339,13 @@ _NOT_LOCAL = ("address", "port", "user", "jump", "identity", "host_keys")
 # ~/.ssh/config: names only; their meaning is asked of `ssh -G` ---------------------------------------
 
 
-def _ssh_aliases(config: Path, within: tuple[str, ...] = ()) -> Iterator[str]:
-    """The words after `Host`, through Include; a file that cannot be read has none, nor has one that includes itself."""
+def _ssh_aliases(config: Path, seen: set[str], depth: int = 0) -> Iterator[str]:
+    """The words after `Host`, through Include; a file that cannot be read has none. Each is read once: files that include
+    one another have as many ways through them as their number has permutations."""
     real = os.path.realpath(config)
-    if real in within:
+    if real in seen:
         return
+    seen.add(real)
     try:
         lines = read_given(config).decode("utf-8", "replace").splitlines()
     except OSError:
@@ -338,12 +354,12 @@ def _ssh_aliases(config: Path, within: tuple[str, ...] = ()) -> Iterator[str]:
         keyword, words = _ssh_words(line)
         if keyword == "host":
             yield from words
-        elif keyword == "include" and len(within) < 16:
+        elif keyword == "include" and depth < 16:  # as ssh itself
             for word in words:
                 # Relative names lie in ~/.ssh, whichever file names them.
                 place = Path.home() / ".ssh" / os.path.expanduser(word)  # noqa: PTH111  # Path's raises for unknown users
                 for included in sorted(glob.glob(str(place))):  # noqa: PTH207  # the pattern may be absolute
-                    yield from _ssh_aliases(Path(included), (*within, real))
+                    yield from _ssh_aliases(Path(included), seen, depth + 1)
 
 
 def _ssh_words(line: str) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import DraftyardError
-from orchestrator.host import Hosts, hosts_file_of, read_env_file
+from orchestrator.host import hosts_of, read_env_file
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document
 
@@ -49,7 +49,6 @@ class Known:
         kept = reader.hosts_file(run_id)
         for host in reader.run(run_id).hosts:
             with suppress(DraftyardError, OSError):
-                file = hosts_file_of([host], kept=kept, here=self.hosts_file)
-                env_file = Hosts.load(file).find(host).env_file
+                env_file = hosts_of([host], kept=kept, here=self.hosts_file).find(host).env_file
                 found += [] if env_file is None else read_env_file(env_file).items()
         return frozenset(value for name, value in found if value and plain.get(name) != value)

@@ -26,9 +26,10 @@ from orchestrator.actions.site import Site, open_site
 from orchestrator.actions.spread import arithmetic, num_ranks
 from orchestrator.actions.telling import Tell
 from orchestrator.errors import DraftyardError, UsageError
-from orchestrator.host import Hop, Host, Hosts, hosts_file_of
+from orchestrator.host import Host, hosts_of
 from orchestrator.launch import find_processes
 from orchestrator.shell.connect import endpoints
+from orchestrator.shell.routes import Endpoint
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Kind, RunRow
 from orchestrator.store.run_states import Choose
@@ -153,24 +154,32 @@ def refuse_namesakes(reader: Reader, settled: Settled, *, here: Path) -> None:
     Cards that are promised, silence and what was seen are kept by a host's name; of two machines each would be taken for
     the other's.
     """
+    ours = {each.host.name: each.host for each in settled.each}
+    lives: dict[
+        tuple[Path, str], str
+    ] = {}  # one look for each, however many runs it has: a look reads files, and asks ssh
     for run in reader.live_runs():
-        kept = reader.hosts_file(run.id)
-        for each in settled.each if kept not in (None, here) else ():
-            if each.host.name in run.hosts and (theirs := _found(each.host.name, kept, here)) is not None:
-                _refuse_namesake(each.host, here, theirs, f"{kept}, where live run {run.id} has it from")
+        names = ours.keys() & set(run.hosts)
+        kept = reader.hosts_file(run.id) if names else None
+        if kept is not None and kept != here:
+            lives |= {(kept, name): run.id for name in names}
+    for (kept, name), run_id in sorted(lives.items()):
+        theirs = _found(name, kept, here)
+        if theirs is not None:
+            _refuse_namesake(ours[name], here, theirs, f"{kept}, where live run {run_id} has it from")
 
 
-def _found(name: str, kept: Path | None, here: Path) -> Host | None:
+def _found(name: str, kept: Path, here: Path) -> Host | None:
     try:
-        return Hosts.load(hosts_file_of([name], kept=kept, here=here)).find(name)
+        return hosts_of([name], kept=kept, here=here).find(name)
     except UsageError:  # a fault in theirs: nobody can tell, and their run waits until it is mended
         return None
 
 
 def _refuse_namesake(ours: Host, here: Path, theirs: Host, where: str) -> None:
-    if _way_in(ours) == _way_in(theirs):
+    if _entry(ours) == _entry(theirs):
         return
-    places = [" in ".join(reversed([place, *map(str, hops)])) for place, hops in map(_place, (ours, theirs))]
+    places = [way(ours), way(theirs)]
     if places[0] != places[1]:
         raise UsageError(
             f"host {ours.name} is {places[0]} by {here}, and {places[1]} by {where}\n"
@@ -178,16 +187,22 @@ def _refuse_namesake(ours: Host, here: Path, theirs: Host, where: str) -> None:
         )
 
 
-def _way_in(host: Host) -> tuple[Any, ...]:
+def _entry(host: Host) -> tuple[Any, ...]:
     return (host.is_local, host.address, host.port, host.user, host.jump, host.hops)
 
 
-def _place(host: Host) -> tuple[str, tuple[Hop, ...]]:
-    """As ssh reads the two: one may spell a port or a user that the other has from ~/.ssh/config."""
-    if host.is_local:
-        return "local", host.hops
-    last = endpoints(host)[-1]
-    return f"{last.user}@{last.place}", host.hops
+def way(host: Host) -> str:
+    """From the inside outwards, as ssh reads it: one may spell a port or a user that the other has from ~/.ssh/config.
+
+    With every door on it, as a private address is another machine behind another one. Raises HostError.
+    """
+    doors = [] if host.is_local else [_door(each) for each in reversed(endpoints(host))]
+    return " in ".join([*map(str, reversed(host.hops)), " by way of ".join(doors) or "local"])
+
+
+def _door(endpoint: Endpoint) -> str:
+    by_command = f" by way of `{endpoint.proxy_command}`" if endpoint.proxy_command else ""
+    return f"{endpoint.user}@{endpoint.place}{by_command}"
 
 
 def _share_cards(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from orchestrator.actions.history import open_reader
 from orchestrator.actions.places import Places
 from orchestrator.actions.spread import ALONE, Node, gpus_each, refuse_uneven
 from orchestrator.errors import DraftyardError, UsageError
-from orchestrator.host import Host, Hosts, hosts_file_of, read_env_file
+from orchestrator.host import Host, Hosts, hosts_of, read_env_file
 from orchestrator.store.filter import check_tags
 from orchestrator.store.rows import Document, RunRow
 from orchestrator.store.run_id import check_run_id
@@ -191,7 +191,7 @@ def where_launched(places: Places, run: RunRow) -> Places:
     """The places with the hosts.yaml that the run's hosts are found in, wherever one stands now."""
     with open_reader(places) as reader:
         kept = reader.hosts_file(run.id)
-    found = hosts_file_of(run.hosts, kept=kept, here=places.hosts_file)
+    found = hosts_of(run.hosts, kept=kept, here=places.hosts_file).file
     return places if found is None else replace(places, hosts_file=found)
 
 

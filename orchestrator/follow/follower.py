@@ -29,7 +29,7 @@ from orchestrator.follow.alerts import AlertThread, Post, webhook
 from orchestrator.follow.lease import lease, lock_file
 from orchestrator.follow.nodes import live_hosts
 from orchestrator.follow.threads import AFTER_FAULT_S, Connect, HostThread, Resume, RetryThread, retries
-from orchestrator.host import Hosts, hosts_file_of
+from orchestrator.host import hosts_of
 from orchestrator.known import Known
 from orchestrator.launcher import RETRY
 from orchestrator.shell.connect import connect
@@ -169,8 +169,7 @@ def connector(hosts_file: Path | None) -> Connect:
 
     def connect_to(name: str, kept: Path | None) -> StreamShell:
         try:
-            file = hosts_file_of([name], kept=kept, here=hosts_file)
-            return connect(Hosts.load(file).find(name))
+            return connect(hosts_of([name], kept=kept, here=hosts_file).find(name))
         except HostError:
             raise
         except DraftyardError as error:  # an unknown name or a fault in hosts.yaml: a person may repair it

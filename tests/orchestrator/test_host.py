@@ -58,6 +58,16 @@ def test_a_config_that_includes_itself_is_read_once(tmp_path: Path) -> None:
     assert Hosts.load(None, config).names() == ["local", "a", "b"]
 
 
+def test_files_that_include_one_another_are_read_once_each(tmp_path: Path) -> None:
+    """Read once for each way through them, ten files are ten million."""
+    for name in "abcde":
+        (tmp_path / name).write_text(f"Include {tmp_path}/*\nHost {name}-*\n")
+
+    hosts = Hosts.load(None, tmp_path / "a")
+
+    assert sorted(hosts.patterns) == ["a-*", "b-*", "c-*", "d-*", "e-*"]
+
+
 def test_a_name_that_a_wildcard_is_meant_for_is_known_but_a_bare_star_makes_nothing_known(config: Path) -> None:
     hosts = Hosts.load(None, config)
 
@@ -117,6 +127,8 @@ def test_local_may_be_given_another_folder_but_no_address(tmp_path: Path) -> Non
         ("address: 10.0.0.2:22013", r"write address: 10\.0\.0\.2, port: 22013$"),
         ('address: "[::1]:2222"', "write address: ::1, port: 2222$"),
         ("address: ssh://me@gpu.lan:22/", r"write address: gpu\.lan, user: me, port: 22$"),
+        ("address: me@gpu.lan", r"write address: gpu\.lan, user: me$"),
+        ("address: me@fe80::1%eth0", r"write address: fe80::1%eth0, user: me$"),
         ("user: 7", "is 7; expected text"),
         ("hop: pct:web", "named by its number"),
         ("hop: podman:x", "expected KIND:NAME with a kind of pct, docker, lxc, ssh"),

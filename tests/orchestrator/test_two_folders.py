@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -13,11 +14,11 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.actions.lots import refuse_namesakes
+from orchestrator.actions.lots import refuse_namesakes, way
 from orchestrator.actions.order import Order, Settled
 from orchestrator.errors import UsageError
 from orchestrator.follow.lease import is_followed
-from orchestrator.host import Hosts, hosts_file_of
+from orchestrator.host import LOCAL, Hop, Hosts, hosts_of
 from orchestrator.known import Known
 from orchestrator.store.rows import Document, State
 from orchestrator.store.writes import Store
@@ -42,18 +43,34 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_host_is_looked_up_where_its_run_was_launched_and_here_once_that_is_gone(folders: tuple[Path, Path]) -> None:
     ours, theirs = folders
 
-    assert hosts_file_of(["gpu"], kept=ours, here=theirs) == ours
-    assert hosts_file_of(["gpu", "local"], kept=ours, here=theirs) == ours
-    assert hosts_file_of(["gpu"], kept=None, here=theirs) == theirs  # of an older draftyard
+    assert hosts_of(["gpu"], kept=ours, here=theirs).file == ours
+    assert hosts_of(["gpu", "local"], kept=ours, here=theirs).file == ours
+    assert hosts_of(["gpu"], kept=None, here=theirs).file == theirs  # of an older draftyard
     ours.write_text("hosts: {other: }")
-    assert hosts_file_of(["gpu"], kept=ours, here=theirs) == theirs  # no longer known there
+    assert hosts_of(["gpu"], kept=ours, here=theirs).file == theirs  # no longer known there
     shutil.rmtree(ours.parent)
-    assert hosts_file_of(["gpu"], kept=ours, here=theirs) == theirs
+    assert hosts_of(["gpu"], kept=ours, here=theirs).file == theirs
+
+
+@pytest.mark.parametrize("why", ["closed", "cannot be named"])
+def test_a_folder_that_this_user_may_not_look_into_is_as_good_as_gone(folders: tuple[Path, Path], why: str) -> None:
+    """Launched under /root and resumed by another user, or on a disk that answers no more."""
+    ours, theirs = folders
+    if why == "cannot be named":
+        ours = ours.parent / ("a" * 300) / "hosts.yaml"
+    elif os.geteuid() == 0:
+        pytest.skip("every folder is open to root")
+    else:
+        ours.parent.chmod(0)
+
+    assert hosts_of(["gpu"], kept=ours, here=theirs).file == theirs
+    (theirs.parent.parent / "ours").chmod(0o700)
 
 
 @pytest.mark.parametrize(
     ("entry", "is_refused"),
     [
+        ("{address: 10.0.0.1, user: me, jump: me@site-a}", True),  # a private address of another site
         ("{address: 10.0.0.2, user: me}", True),
         ("{address: 10.0.0.1, user: me, port: 2222}", True),
         ("{address: 10.0.0.1, user: me, hop: pct:200}", True),
@@ -80,6 +97,45 @@ def test_another_machine_of_the_name_of_a_live_runs_host_is_refused(
         refuse_namesakes(store.reader, replace(settled, host=replace(host, name="else")), here=here)
         if not is_refused:
             refuse_namesakes(store.reader, settled, here=here)
+
+
+def test_namesakes_are_looked_up_once_for_a_folder_however_many_of_its_runs_live(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, here = folders
+    here.write_text("hosts: {gpu: {address: 10.0.0.1, user: me, port: 22}}")
+    asked, ssh = tmp_path / "asked", tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\necho >> '{asked}'\nexec {shutil.which('ssh')} \"$@\"\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    with Store(tmp_path / "runs.db") as store:
+        for number in range(5):
+            documents = {Document.SPEC: "{}", Document.HOSTS_FILE: str(ours)}
+            started(store, f"run-{number}", host="gpu", documents=documents)
+        unasked = cast("Any", None)
+        host = Hosts.load(here).find("gpu")
+        settled = Settled(Order("tiny", host="gpu"), tiny_spec(), host, tree=unasked, git=unasked, env={})
+
+        refuse_namesakes(store.reader, settled, here=here)
+
+    assert len(asked.read_text()) == 2  # for theirs and for ours
+
+
+def test_a_way_names_every_door_on_it(tmp_path: Path) -> None:
+    """The same private address behind another door is another machine."""
+    config = tmp_path / "config"
+    config.write_text(
+        "Host *\n  User me\nHost door\nHost one two\n  HostName 10.0.0.5\nHost one\n  ProxyCommand nc -x one %h %p\n"
+        "Host two\n  ProxyJump door,root@inner:2222\n"
+    )
+    hosts = Hosts.load(None, config)
+
+    assert way(hosts.find("one")) == "me@10.0.0.5:22 by way of `nc -x one 10.0.0.5 22`"
+    assert way(hosts.find("two")) == "me@10.0.0.5:22 by way of root@inner:2222 by way of me@door:22"
+    inside = replace(hosts.find("door"), hops=(Hop("ssh", "inner"), Hop("pct", "200")))
+    assert way(inside) == "pct:200 in ssh:inner in me@door:22"
+    assert way(replace(LOCAL, hops=(Hop("docker", "box"),))) == "docker:box in local"
 
 
 def test_what_a_run_was_given_in_secret_is_looked_up_where_it_was_launched(
