@@ -1,7 +1,8 @@
-"""One command over one channel: both streams drained at once, every wait with an end.
+"""One command over one channel: both streams drained at once, every wait for the other side with an end.
 
 paramiko's own ways block without a deadline when the peer's window is full, when a stream is left
-unread or when the exit status never comes; here one loop looks at everything.
+unread or when the exit status never comes; here one loop looks at everything. What is waited for
+without an end is this side alone: a read of the input's file that has begun, as its owner closes it then.
 """
 
 from __future__ import annotations

@@ -153,7 +153,9 @@ class Identities(AuthStrategy):
         lines += [f"  {line}" for line in self._unreadable]
         if not refused and not self._unreadable:
             files = ", ".join(str(file) for file in self._endpoint.identity_files) or "no IdentityFile"
-            lines.append(f"  none was found: no key in the agent (SSH_AUTH_SOCK), and not one of {files}")
+            agent = self._endpoint.agent
+            asked = "no agent (SSH_AUTH_SOCK, IdentityAgent)" if agent is None else f"no key in the agent {agent}"
+            lines.append(f"  none was found: {asked}, and not one of {files}")
         if hung_up:
             lines.append(
                 "  it hung up after too many offers: set IdentityFile and IdentitiesOnly yes for it in ~/.ssh/config"

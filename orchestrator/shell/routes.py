@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def _endpoint(question: Question, answer: dict[str, list[str]]) -> Endpoint:
         host_key_alias=one("hostkeyalias"),
         host_keys="accept-new" if one("stricthostkeychecking") in ("accept-new", "no", "off", "false") else "strict",
         connect_timeout_s=_number(question, "connecttimeout", one("connecttimeout") or "0") or None,
-        proxy_command=_expand(proxy, tokens) if proxy else None,
+        proxy_command=_expand(proxy, tokens, {}) if proxy else None,
         agent=_agent(answer.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         keepalive=KeepAlive.of(
             _number(question, "serveraliveinterval", one("serveraliveinterval") or "0"),
@@ -180,16 +181,21 @@ def _files(answer: dict[str, list[str]], keyword: str) -> list[str]:
 def _agent(place: str, tokens: dict[str, str]) -> Path | None:
     """IdentityAgent: a path, `none`, or a variable that holds the path."""
     if place == "SSH_AUTH_SOCK" or re.fullmatch(r"\$\w+", place):
-        place = os.environ.get(place.removeprefix("$"), "")
+        held = os.environ.get(place.removeprefix("$"), "")
+        return Path(held) if held not in ("", "none") else None
     return next(iter(_paths([place] if place not in ("", "none") else [], tokens)), None)
 
 
 def _paths(words: list[str], tokens: dict[str, str]) -> tuple[Path, ...]:
     # os.path's, because Path's raises for a user whom this machine does not know; to ssh that is a file that is not there.
-    return tuple(Path(os.path.expanduser(_expand(word, tokens))) for word in dict.fromkeys(words))  # noqa: PTH111
+    return tuple(Path(os.path.expanduser(_expand(word, tokens, os.environ))) for word in dict.fromkeys(words))  # noqa: PTH111
 
 
-def _expand(text: str, tokens: dict[str, str]) -> str:
-    """`%h` and its kin, and `${HOME}`; a letter or a variable that we do not know stays as it is."""
-    text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], found[0]), text)
-    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
+def _expand(text: str, tokens: Mapping[str, str], variables: Mapping[str, str]) -> str:
+    """`%h` and its kin, and `${HOME}`; a letter or a variable that we do not know stays as it is.
+
+    A path has both, a command tokens alone: its variables are for the shell that runs it, here or farther on.
+    """
+    known = {f"%{letter}": value for letter, value in tokens.items()}
+    known |= {f"${{{name}}}": value for name, value in variables.items()}
+    return re.sub(r"%.|\$\{\w+\}", lambda found: known.get(found[0], found[0]), text)

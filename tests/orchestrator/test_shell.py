@@ -252,6 +252,16 @@ def test_an_agent_full_of_keys_does_not_use_up_the_servers_patience(server: Serv
         assert shell.run(["true"]).exit_code == 0
 
 
+@pytest.mark.parametrize(("said", "told"), [("{sock}", "no key in the agent {sock}"), ("none", "no agent")])
+@pytest.mark.usefixtures("agent")
+def test_where_no_key_was_found_the_agent_that_was_asked_is_named(server: Server, said: str, told: str) -> None:
+    sock = os.environ["SSH_AUTH_SOCK"]
+    server.key.unlink()
+
+    with pytest.raises(HostError, match=f"none was found: {told.format(sock=sock)}.*, and not one of {server.key}"):
+        connect(host_of(server, f"IdentityAgent {said.format(sock=sock)}"))
+
+
 @pytest.mark.parametrize("said", ["{sock}", "$ANOTHER_SOCK", "SSH_AUTH_SOCK", "none"])
 @pytest.mark.usefixtures("agent")
 def test_the_agent_is_the_one_that_the_config_names(server: Server, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
@@ -463,7 +473,7 @@ def test_a_proxy_command_that_ends_is_named_with_what_it_said(server: Server) ->
         connect(host)
 
 
-def test_the_config_is_read_as_ssh_reads_it(tmp_path: Path) -> None:
+def test_the_config_is_read_as_ssh_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Include, Match, tokens and first-value-wins, against what `ssh -G` prints for the same name."""
     (tmp_path / "more").write_text("Host gpu\n  HostName 10.1.2.3\n  Port 22013\n")
     config = tmp_path / "config"
@@ -473,15 +483,20 @@ def test_the_config_is_read_as_ssh_reads_it(tmp_path: Path) -> None:
         "Match exec false\n  User nobody\n"
         "Host gpu\n  Port 1\n  IdentityFile ~/.ssh/id_%h\n  IdentityFile ${HOME}/keys/%r\n  ConnectTimeout 7\n"
         "Host v6\n  HostName fe80::1%%eth0\n"
+        "Host behind\n  ProxyCommand ssh bastion 'exec ${HOME}/bin/nc %h %p'\n  IdentityFile ${KEYS}/id\n"
     )
+    monkeypatch.setenv("KEYS", "/keys/%h")
 
     (found,) = route(Question("gpu", config_file=config))
     (v6,) = route(Question("v6", config_file=config))
+    (behind,) = route(Question("behind", config_file=config))
 
     assert (found.address, found.port, found.user) == ("10.1.2.3", 22013, "trainer")
     assert found.identity_files == (Path.home() / ".ssh/id_10.1.2.3", Path.home() / "keys/trainer")
     assert found.connect_timeout_s == 7
     assert (v6.address, v6.place) == ("fe80::1%eth0", "[fe80::1%eth0]:22")
+    assert behind.proxy_command == "ssh bastion 'exec ${HOME}/bin/nc behind 22'"  # whose HOME is a shell's affair
+    assert behind.identity_files == (Path("/keys/%h/id"),)
 
 
 @pytest.mark.parametrize("name", ["/of Jane Doe/id", "/it's", '/a "b"', "/back\\slash", "/a#b", "/50%"])
