@@ -11,9 +11,8 @@ MAX_BLOCK_ROWS = 128  # slots × heads of a group, each padded: a tile must hold
 MIN_PRODUCT = 16  # the shortest sum of a product that Triton compiles
 MAX_GROUP = MAX_BLOCK_ROWS // MIN_PRODUCT  # a tile's own tokens are summed over; those for Hopper cards sum otherwise
 HOPPER_HEAD_DIMS = (64, 128)  # narrower rows do not fill the 128 bytes in which copies are woven
-HOPPER_COPIED_TOKENS = (
-    4  # 16 bytes of a head's numbers; where heads begin within them an H200 raised an illegal instruction
-)
+# A copy moves 16 bytes, a float32 a token; where a head's began within them an H200 raised an illegal instruction.
+HOPPER_COPIED_TOKENS = 4
 
 
 def fits_hopper(*, block_size: int, head_dim: int, element_bytes: int) -> bool:

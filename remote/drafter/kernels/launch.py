@@ -13,8 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from remote.own_attention import power_of_two
-
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MIN_CAPABILITY = (8, 0)  # bf16 in Triton's products
 
@@ -40,7 +38,7 @@ class RowTile:
 
     def constants(self, width: int) -> dict[str, int]:
         """For rows of `width` numbers: no more than one tile where they are shorter."""
-        return {"TILE": min(self.size, power_of_two(width)), "num_warps": self.warps}
+        return {"TILE": min(self.size, triton.next_power_of_2(width)), "num_warps": self.warps}
 
 
 def jit(lengths: tuple[str, ...] = (), *, slices: tuple[str, ...] = ()) -> Any:

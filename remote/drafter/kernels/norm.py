@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from remote.drafter.kernels.launch import can_launch, jit, on_its_device, tl
+from remote.drafter.kernels.launch import can_launch, jit, on_its_device, tl, triton
 from remote.drafter.rope import Rotary, rotate, spread_rows
-from remote.own_attention import power_of_two
 
 CPU_PROGRAMS = 3  # in the interpreter
 LENGTHS = ("num_rows",)
@@ -68,7 +67,7 @@ def head_norm_rotate(x_UQD: Tensor, weight_D: Tensor, eps: float, at: Rotary, sp
     U = N, or, with `spread` B > 1, N/B + 1: the rows of `rope.spread_rows`, which are normed once for each token that has one.
     """
     head_dim = x_UQD.shape[-1]
-    if not can_launch(x_UQD) or power_of_two(head_dim) != head_dim:
+    if not can_launch(x_UQD) or triton.next_power_of_2(head_dim) != head_dim:
         return head_norm_rotate_reference(x_UQD, weight_D, eps, at, spread)
     out: Tensor = _HeadNormRotate.apply(
         x_UQD.contiguous(), weight_D, eps, at.cos.contiguous(), at.sin.contiguous(), spread
@@ -137,7 +136,9 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float, *, warps: int = NORM_WARPS)
     (num_rows, width), out = x.shape, torch.empty_like(x)
     scale = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     if num_rows:
-        _norm_kernel[(num_rows,)](x, weight, out, scale, eps, WIDTH=width, TILE=power_of_two(width), num_warps=warps)
+        _norm_kernel[(num_rows,)](
+            x, weight, out, scale, eps, WIDTH=width, TILE=triton.next_power_of_2(width), num_warps=warps
+        )
     return out, scale
 
 
@@ -149,7 +150,7 @@ def norm_gradients(
     partial = _partial_sums(num_rows, width, walk, x.device)
     _norm_gradient_kernel[(partial.shape[0],)](
         grad_out, x, weight, scale, grad_x, partial, num_rows,
-        WIDTH=width, TILE=power_of_two(width), num_warps=walk.warps,
+        WIDTH=width, TILE=triton.next_power_of_2(width), num_warps=walk.warps,
     )  # fmt: skip
     return grad_x, partial.sum(0).to(weight.dtype)
 
@@ -163,7 +164,7 @@ def rotated(
     if num_rows:
         _head_kernel[(num_rows,)](
             x, weight, cos, sin, out, eps, x.shape[0] - 1,
-            SPREAD=spread, HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=warps,
+            SPREAD=spread, HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads), HALF=head_dim // 2, num_warps=warps,
         )  # fmt: skip
     return out
 
@@ -179,7 +180,7 @@ def rotated_gradients(
     shared = x.new_empty(programs if spread > 1 else 0, heads, head_dim, dtype=torch.float32)
     _head_gradient_kernel[(programs,)](
         grad_out, x, weight, cos, sin, grad_x, partial, shared, num_rows, eps, x.shape[0] - 1,
-        SPREAD=spread, HEADS=heads, HEADS_PAD=power_of_two(heads), HALF=head_dim // 2, num_warps=walk.warps,
+        SPREAD=spread, HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads), HALF=head_dim // 2, num_warps=walk.warps,
     )  # fmt: skip
     if spread > 1:
         grad_x[-1] = shared.sum(0)
