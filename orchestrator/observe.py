@@ -127,14 +127,16 @@ def parse(printed: bytes) -> Evidence:
         return Evidence(attempt=None, job_alive="marked" in records, **common)
     claims = _claims(records.get("claim", b""))
     # A container that is started anew has the boot id of before, and a first process that is younger than the run.
-    init = records.get("init", b"")
+    first_ticks = _start_ticks(records.get("init", b""))
     return Evidence(
         attempt=attempt,
         is_claimed=bool(claims),
         supervisor=json_object(records.get("supervisor", b"")),
         supervisor_alive=_is_alive(claims.get("supervisor"), records.get("stat supervisor", b""), boot),
         job_alive=_is_alive(claims.get("job"), records.get("stat job", b""), boot),
-        rebooted=any(claim[1] != boot or _start_ticks(init) > claim[0] for claim in claims.values()),
+        rebooted=any(
+            claim[1] != boot or (first_ticks is not None and first_ticks > claim[0]) for claim in claims.values()
+        ),
         exit=json_object(records.get("exit", b"")),
         files=_files(records.get("files", b"")),
         **common,
@@ -158,11 +160,10 @@ def _is_alive(claim: tuple[int, str] | None, stat: bytes, boot: str) -> bool:
     return _stat_words(stat)[:1] not in ([b"Z"], [b"X"]) and _start_ticks(stat) == claim[0]
 
 
-def _start_ticks(stat: bytes) -> int:
-    """Of a process, since the machine's start; -1 where nobody can tell."""
+def _start_ticks(stat: bytes) -> int | None:
+    """Of a process, since the machine's start; None where nobody can tell."""
     words = _stat_words(stat)
-    found = _number(words[19]) if len(words) > 19 else None
-    return -1 if found is None else found
+    return _number(words[19]) if len(words) > 19 else None
 
 
 def _stat_words(stat: bytes) -> list[bytes]:

@@ -32,6 +32,8 @@ TARGET_PACKAGES = (*GGUF_PACKAGES, *WITHOUT_DEPENDENCIES)  # beyond those, for t
 # A card without listed holders may still draw a desktop, whose processes are listed nowhere; beyond this it is taken.
 UNLISTED_BYTES = 4 * 2**30
 
+NO_CARDS = "No devices were found"  # nvidia-smi, of a driver that works
+
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -220,14 +222,20 @@ def card_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> Card
 
 
 def gpu_fault(facts: Mapping[str, Any]) -> str | None:
-    """Why nvidia-smi tells of no GPU though it is there, in its first line; None where nothing is wrong with it."""
+    """Why nvidia-smi tells of no GPU though one may be there, in its first line; None where it says that none is."""
+    told = gpu_complaint(facts)
+    return None if told is not None and told.startswith(NO_CARDS) else told
+
+
+def gpu_complaint(facts: Mapping[str, Any]) -> str | None:
+    """What nvidia-smi says in place of GPUs, in its first line: also that there are none, which one that fell off leaves."""
     lines = str(facts.get("gpu_error") or "").split("\n", 1)
     return lines[0] or None
 
 
 def is_hopper(model: str) -> bool:
     """Whether a GPU of that model has compute capability 9.0, as nvidia-smi and torch write models."""
-    return re.search(r"\bG?H(20|100|200|800)\b", model) is not None
+    return re.search(r"\bG?H(20|100|200|800)(?![0-9])", model) is not None
 
 
 def _emptiest(

@@ -15,7 +15,7 @@ from orchestrator.actions.host_facts import (
     TARGET_PACKAGES,
     TRAINER_PACKAGES,
     MissingDependency,
-    gpu_fault,
+    gpu_complaint,
     install_command,
     lacks,
     lacks_for_targets,
@@ -162,7 +162,7 @@ def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
 def _gpus(facts: Mapping[str, Any], python: str) -> list[Finding]:
     """The driver, its device nodes, and each card with what is free on it; holders are told, and are no fault."""
     found = []
-    fault = gpu_fault(facts)
+    fault = gpu_complaint(facts)
     if fault is not None:
         found.append(Finding("driver", False, fault, "nvidia-smi"))
     elif facts.get("driver"):

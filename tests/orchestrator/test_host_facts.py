@@ -15,6 +15,7 @@ from orchestrator.actions.host_facts import (
     card_of,
     choose_gpus,
     gate_facts,
+    gpu_fault,
     is_hopper,
     lacks,
     repair_of,
@@ -302,6 +303,23 @@ def test_a_holder_outside_this_container_is_told_as_one_and_a_secret_of_a_comman
 
 
 @pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("NVIDIA-SMI has failed because\nit is so", "NVIDIA-SMI has failed because"),
+        ("No devices were found", None),
+        (None, None),
+    ],
+)
+def test_a_driver_that_finds_no_card_has_not_failed(said: str | None, fault: str | None) -> None:
+    facts = {"gpus": [], "gpu_error": said}
+
+    assert gpu_fault(facts) == fault
+    assert [item.told for item in findings_of(_facts() | facts, python="python3") if not item.is_good] == (
+        [said.split("\n")[0]] if said else []
+    ), "doctor says both: a card that fell off leaves these words"
+
+
+@pytest.mark.parametrize(
     ("model", "is_one"),
     [
         ("NVIDIA H200", True),
@@ -309,6 +327,10 @@ def test_a_holder_outside_this_container_is_told_as_one_and_a_secret_of_a_comman
         ("NVIDIA GH200 480GB", True),
         ("NVIDIA H20-3e", True),
         ("NVIDIA H800 PCIe", True),
+        ("NVIDIA H100L 94GB", True),
+        ("NVIDIA H20Z", True),
+        ("NVIDIA H100NVL", True),
+        ("NVIDIA H2000", False),
         ("NVIDIA A100-SXM4-80GB", False),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", False),
         ("NVIDIA B200", False),
