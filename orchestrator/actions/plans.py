@@ -115,7 +115,9 @@ def plan_memory(
     told = "--gpu" if capacity_bytes is not None else "nobody"
     card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), None)
     if host is not None:
-        facts = _asked(places, lambda reader: _seen(reader, host, places), tell) or {}
+        facts = _asked(places, lambda reader: _seen(reader, host, places), tell)
+        if facts is None:  # whether the host was looked at is not known, nor anything that was measured
+            return _unmeasured(_planned(spec, card, told))
         if capacity_bytes is None:
             card, told = _card(facts, host, device=usual_device(spec)), f"host {host} as last seen"
         elif facts.get("gpus"):
@@ -123,7 +125,7 @@ def plan_memory(
     seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
     found = _planned(spec, card, told, seen=seen)
     if seen is None:
-        return dataclasses.replace(found, time=bound(spec, found.plan), by_role=by_role(None, spec, found.plan))
+        return _unmeasured(found)
     time, roles = _asked(
         places,
         lambda reader: (
@@ -133,6 +135,11 @@ def plan_memory(
         tell,
     ) or (None, by_role(None, spec, found.plan))
     return dataclasses.replace(found, time=time or bound(spec, found.plan), by_role=roles)
+
+
+def _unmeasured(found: Planned) -> Planned:
+    spec, made = found.spec, found.plan
+    return dataclasses.replace(found, time=bound(spec, made), by_role=by_role(None, spec, made))
 
 
 def _asked(places: Places, ask: Callable[[Reader], Found], tell: Tell) -> Found | None:

@@ -148,6 +148,21 @@ def test_a_database_that_cannot_be_read_leaves_the_time_a_guess_and_is_told(
     assert str(places.db) in told[0]
 
 
+@pytest.mark.parametrize("capacity_bytes", [None, 95 * 2**30])
+def test_a_database_that_cannot_be_read_is_told_once_where_a_host_is_named(
+    places: Places, capacity_bytes: int | None
+) -> None:
+    """And not as a host that nobody has looked at, which nobody can know."""
+    _garbage(places.db)
+    told: list[str] = []
+
+    found = plan_memory(places, "qwen3.6-27b", host="box", capacity_bytes=capacity_bytes, tell=told.append)
+
+    assert found.plan.capacity_bytes == capacity_bytes
+    assert found.time == bound(found.spec, found.plan)
+    assert [line.split(":")[0] for line in told] == ["what was measured before is not known"]
+
+
 def test_a_stored_spec_of_another_version_is_passed_over(places: Places) -> None:
     _record(places, "kaaaaaaa", _spec(), 0.25)
     with Store(places.db) as store:
