@@ -37,9 +37,8 @@ from orchestrator.actions.site import Site, ship_told
 from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, GateRefused, RunNotFound, StoreError, UsageError
-from orchestrator.follow.secrets import LAUNCH_KILLED
 from orchestrator.launch import Job, Part
-from orchestrator.launcher import is_alive, this_process
+from orchestrator.launcher import settle_if_killed, this_process
 from orchestrator.store.rows import Document, Kind, NewRun, Reason, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
@@ -101,7 +100,8 @@ def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:
     run = store.create_run(new)
     if not was_there:
         return run, _is_launched_by_us(store, run, new)
-    run = _settled_if_killed(store, run)
+    settle_if_killed(store, run)  # though no follower has said so yet
+    run = store.reader.run(run.id)
     if not run.state.is_final or _may_have_begun(store, run) or not _is_told_the_same(store, run, new):
         return run, False
     try:
@@ -113,16 +113,6 @@ def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:
         pass  # another try at the same time was quicker
     run = store.create_run(new)
     return run, _is_launched_by_us(store, run, new)
-
-
-def _settled_if_killed(store: Store, run: RunRow) -> RunRow:
-    """The run as it is: ended where its launch was killed before the start, though no follower has said so yet."""
-    if run.state is not State.PENDING:
-        return run
-    is_gone = is_alive(store.reader.document(run.id, Document.LAUNCHER)) is False
-    if is_gone and store.reader.run(run.id).state is State.PENDING:  # in this order: nobody moves the row any more
-        store.set_state(run.id, State.FAILED, evidence=LAUNCH_KILLED, attempt=run.attempt)
-    return store.reader.run(run.id)
 
 
 def _may_have_begun(store: Store, run: RunRow) -> bool:

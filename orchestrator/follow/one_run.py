@@ -18,7 +18,6 @@ from orchestrator.follow import nodes
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import conclude_all, end_part, end_with_cause, rules_of, writers
 from orchestrator.follow.notices import clock_offset_s, note_clock, notice, on_this_clock
-from orchestrator.follow.secrets import LAUNCH_KILLED
 from orchestrator.follow.silence import reported_every_s, silent_s, step_seconds
 from orchestrator.follow.status import GONE_S, Known, Verdict, judge
 from orchestrator.follow.streams import AttemptPlace, Caught, catch_up
@@ -55,7 +54,9 @@ def settle_unstarted(desk: Desk, run: RunRow) -> bool:
         return False
     if run.node > 0:  # the first host's thread speaks for all
         return True
-    verdict = _unstarted(desk, run, is_on_host=is_on_host)
+    if launcher.settle_if_killed(desk.store, run):
+        return True
+    verdict = None if is_on_host else _unstarted(desk, run)
     if verdict is not None:
         desk.store.set_state(
             run.id, verdict.state, reason=verdict.reason, evidence=verdict.evidence, attempt=run.attempt
@@ -63,14 +64,9 @@ def settle_unstarted(desk: Desk, run: RunRow) -> bool:
     return verdict is not None or not is_on_host
 
 
-def _unstarted(desk: Desk, run: RunRow, *, is_on_host: bool) -> Verdict | None:
-    """A pending run whose launch is gone was never spawned: the launch says "setting up" before it spawns."""
+def _unstarted(desk: Desk, run: RunRow) -> Verdict | None:
+    """Of a run that its host knows nothing of, and whose launch may live."""
     is_alive = launcher.is_alive(desk.reader.document(run.id, Document.LAUNCHER))
-    # In this order: nobody moves the row after its launch is gone, so what is read now was its last word.
-    if is_alive is False and desk.reader.run(run.id).state is State.PENDING:
-        return Verdict(State.FAILED, None, LAUNCH_KILLED)
-    if is_on_host:
-        return None
     if desk.reader.intents(run.id):
         return Verdict(State.STOPPED, Reason.USER, "stopped before it was started")
     if is_alive is None and _age_s(desk, run.id, run.created_s) > NEVER_STARTED_S:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.follow.desk import Desk
+from orchestrator.launcher import LAUNCH_KILLED
 from orchestrator.shell.stream import StreamShell
 from orchestrator.store.rows import RunRow, State
 
-LAUNCH_KILLED = "the launch was killed before it started the job"
 MOST_AT_ONCE = 500  # of the newest: they travel in one command
 
 # Folder and attempt, in turn. What a supervisor has claimed is a job's: it may be another database's run of that id.
