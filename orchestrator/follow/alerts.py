@@ -2,20 +2,22 @@
 
 Alerts are events of the store, read from a cursor kept in the store: none is lost when the follower
 dies, at worst one is sent twice. The address is a secret; it comes from DRAFTYARD_WEBHOOK, is never
-stored, and no message names it. A receiver that does not answer is asked again later and holds up nothing.
+stored, and no message names it. A receiver that does not answer, or answers without end, is asked again later and
+holds up nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,39 @@ class NotTaken(Exception):
     """The receiver did not take an alert. Holds the kind of error alone: its text may hold the address."""
 
 
+class _Bounded(HTTPConnection):
+    """Ends POST_TIMEOUT_S after it was made: a socket's own timeout is begun anew by every byte that drips in."""
+
+    def connect(self) -> None:
+        super().connect()
+        ending = threading.Timer(POST_TIMEOUT_S, self._cut)
+        ending.daemon = True
+        ending.start()
+
+    def _cut(self) -> None:
+        if (sock := self.sock) is not None:  # urllib takes it away once the head of an answer has come
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class _BoundedTLS(_Bounded, HTTPSConnection):
+    """The same over TLS."""
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_Bounded, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_BoundedTLS, req)
+
+
 def webhook(url: str) -> Post:
     """Posts one JSON object. What urllib raises where the receiver does not take it: OSError; HTTPException for an
     answer that is no HTTP; ValueError for an address that is none."""
+    opener = urllib.request.build_opener(_Http, _Https)
 
     def post(body: dict[str, Any]) -> None:
         request = urllib.request.Request(
@@ -50,8 +82,7 @@ def webhook(url: str) -> Post:
             {"Content-Type": "application/json", "User-Agent": "draftyard"},
             method="POST",
         )
-        with urllib.request.urlopen(request, timeout=POST_TIMEOUT_S) as answer:
-            answer.read()
+        opener.open(request, timeout=POST_TIMEOUT_S).close()  # its status says it all: what follows is not read
 
     return post
 

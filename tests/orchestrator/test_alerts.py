@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -174,6 +175,28 @@ def test_a_receiver_that_speaks_no_http_is_one_that_does_not_take_it(store: Stor
         with pytest.raises(NotTaken, match=r"^BadStatusLine$"):
             alerts.send_new()
         thread.join()
+
+
+@pytest.mark.parametrize("begins", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n"], ids=["its body", "its head"])
+def test_an_answer_without_end_holds_up_nothing(begins: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that drips in is cut after a while, its status counts; a body is not waited for, and not kept."""
+    monkeypatch.setattr("orchestrator.follow.alerts.POST_TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_drip, args=(listening, begins))
+        thread.start()
+        webhook(f"http://127.0.0.1:{listening.getsockname()[1]}/")({})
+        thread.join(60)
+        assert not thread.is_alive(), "its connection is closed"
+
+
+def _drip(listening: socket.socket, begins: bytes) -> None:
+    """A line at a time, until the other end has gone."""
+    connection, _ = listening.accept()
+    with connection, suppress(OSError):
+        connection.sendall(begins)
+        while True:
+            connection.sendall(b"X-More: 1\r\n")
+            time.sleep(0.05)
 
 
 def _answer(listening: socket.socket, words: bytes) -> None:
