@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,10 @@ from remote.report import Reporter
 
 SAMPLE_S = 10.0
 LIMIT_S = 60.0
-LAST_LIMIT_S = 20.0
+FIRST_LIMIT_S = LAST_LIMIT_S = 60.0  # over 30 s have been seen
+BACK_S = 30.0  # drivers give memory back some time after the last process that held it
+BACK_LOOK_S = 1.0
+HELD_BYTES = 256 * 2**20  # less is what a driver keeps to itself, or a screen that was drawn
 HEALTH_FIELDS = ("index", "uuid", "pci.bus_id", "ecc.errors.uncorrected.volatile.total")
 
 
@@ -47,6 +52,8 @@ class GpuSampler:
         self._child: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._next = 0.0
+        self._own: set[str] = set()  # the job's cards, by index and UUID as the job names them
+        self.used_before: list[dict[str, Any]] | None = None  # what those cards held before the job was started
         self.before: str | None = None  # what nvidia-smi said of the cards' health when the job began
 
     def turn(self, now: float) -> None:
@@ -81,12 +88,36 @@ class GpuSampler:
             give_up(self._child)
             self._child = None
 
-    def last(self, limit_s: float = LAST_LIMIT_S) -> list[dict[str, Any]] | None:
-        """What the GPUs hold once the job's last process is gone: the proof that it is back. None without any."""
+    def first(self, gpus: Sequence[str], limit_s: float = FIRST_LIMIT_S) -> None:
+        """Asks what the job's cards hold before it is started: nothing of its own can be in that answer."""
+        self._own = set(gpus)
+        if self._own:
+            samples = self._look(limit_s)
+            self.used_before = None if samples is None else [gpu for gpu in samples if self._is_own(gpu)]
+
+    def last(self, limit_s: float = LAST_LIMIT_S, back_s: float = BACK_S) -> list[dict[str, Any]] | None:
+        """What the GPUs hold once the job's last process is gone: looks until its cards hold no more than before the
+        job, `back_s` at most. None where nvidia-smi is not there or gives no answer."""
+        ends = time.monotonic() + back_s
+        while (samples := self._look(limit_s)) is not None:
+            if not any(map(self._holds_more, samples)) or time.monotonic() >= ends:
+                break
+            time.sleep(BACK_LOOK_S)
+        return samples
+
+    def _look(self, limit_s: float) -> list[dict[str, Any]] | None:
         if self._program is None:
             return None
         answer = ask(query_command(self._program, "gpu", SAMPLE_FIELDS), limit_s)
-        return None if answer is None else self._report(answer.text)
+        return None if answer is None or answer.exit_code else self._report(answer.text)
+
+    def _is_own(self, gpu: dict[str, Any]) -> bool:
+        return bool({gpu["uuid"], str(gpu["index"])} & self._own)
+
+    def _holds_more(self, gpu: dict[str, Any]) -> bool:
+        before = [old["used_bytes"] for old in self.used_before or () if old["uuid"] == gpu["uuid"]]
+        is_told = bool(before) and before[0] is not None and gpu["used_bytes"] is not None
+        return is_told and gpu["used_bytes"] - before[0] > HELD_BYTES
 
     def _ask(self, program: str) -> subprocess.Popen[bytes]:
         """The first question is about health: what is wrong already is not the job's."""

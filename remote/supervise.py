@@ -19,7 +19,8 @@ exit.json appears whole, once, after the last process of the attempt is gone:
     peak_bytes              the most RAM that one of the job's processes held
     memory_limit_bytes      what each of them was allowed to allocate; null where no limit was set
     cgroup, disk, shm       limits and what was free at the end
-    gpus                    what each GPU still holds after the job's last process; null without any
+    gpus_before, gpus       what the job's GPUs held before it was started, and what each GPU holds when theirs is
+                            back, or 30 s after its last process; null: nvidia-smi is not there or did not answer
     kernel                  lines of the kernel's log since the start that tell of a GPU or of memory; null unless
                             the job failed by itself and the log may be read
     gpu_health              what nvidia-smi says of the job's cards and did not say before; null as above
@@ -127,6 +128,9 @@ class Supervisor:
 
     def _start(self, claim: Claim) -> str | None:
         """Starts the job; what went wrong, if it could not."""
+        if self._job.gpus:
+            self._write_supervisor(None)  # whoever waits for us sees us, however slow nvidia-smi is
+            self._sampler.first(self._job.gpus)
         try:
             self._process = self._popen()
         except OSError as error:
@@ -316,6 +320,7 @@ class Supervisor:
             "cgroup": self._cgroup.facts() if self._cgroup else None,
             "disk": disk_facts(self._attempt.root),
             "shm": disk_facts(Path("/dev/shm")),
+            "gpus_before": self._sampler.used_before,
             "gpus": held,
             **(self._fault_facts(is_silent=held is None) if has_failed else {"kernel": None, "gpu_health": None}),
             "left": self._left(is_silent=held is None),
@@ -377,9 +382,7 @@ def supervise(run: RunDir, number: int) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="remote.supervise", description="Runs one attempt of a job and records how it ended."
-    )
+    parser = argparse.ArgumentParser(prog="remote.supervise", description="Runs one attempt of a job, records its end.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--status", action="store_true", help="print what is known, as JSON")

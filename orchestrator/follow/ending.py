@@ -16,7 +16,7 @@ from orchestrator.failure import UNEXPLAINED, Failure, Findings, Told, causes
 from orchestrator.follow import nodes
 from orchestrator.follow.complaints import Complaints
 from orchestrator.follow.desk import Desk
-from orchestrator.follow.status import Rules, Verdict, still_held
+from orchestrator.follow.status import Rules, Verdict, proof
 from orchestrator.follow.streams import AttemptPlace, torn_bytes, unread_names
 from orchestrator.observe import Evidence
 from orchestrator.redact import redact, redact_tree
@@ -43,7 +43,7 @@ def writers(seen: Evidence) -> tuple[str, ...]:
 
 def end_part(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict) -> None:
     """Keeps how the run has ended on this host; with the last of them the run has ended."""
-    end = nodes.End(run.node, run.host, verdict, seen.exit or {}, writers(seen), _still_held(desk, run, seen))
+    end = nodes.End(run.node, run.host, verdict, seen.exit or {}, writers(seen), _proof(desk, run, seen, verdict))
     desk.store.end_node(run.id, run.node, run.attempt, end.dump())
     _say_torn(desk, run, seen)
     conclude_all(desk, run)
@@ -71,7 +71,7 @@ def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *,
         if first.reason is not None and verdict.state is not State.STOPPED:
             reason = first.reason
         evidence = f"{evidence}; {redact(first.message)}"
-    held = "" if run.more_hosts else _still_held(desk, run, seen)  # else each part has said it
+    held = "" if run.more_hosts else _proof(desk, run, seen, verdict)  # else each part has said it
     if held:
         evidence = f"{evidence}; {held}"
     has_ended = desk.store.set_state(
@@ -120,12 +120,10 @@ def _say_torn(desk: Desk, run: RunRow, seen: Evidence) -> None:
         desk.store.add_event(run.id, "bad_line", text)
 
 
-def _still_held(desk: Desk, run: RunRow, seen: Evidence) -> str:
+def _proof(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict) -> str:
     """Memory is back when the driver says so, not when a process is gone: it may hang in the driver, or leave a child."""
-    if not (seen.exit or {}).get("gpus"):
-        return ""
-    before = desk.reader.gpu_use_at_first(run.id, run.attempt)
-    return still_held(seen.exit, before, desk.reader.gpus_by_host(run.id).get(run.host, ()))
+    own = desk.reader.gpus_by_host(run.id).get(run.host, ())
+    return proof(seen.exit, own, is_stop=verdict.state is State.STOPPED)
 
 
 def _wants_retry(desk: Desk, run: RunRow, state: State, reason: str | None) -> bool:

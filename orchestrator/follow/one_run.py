@@ -28,7 +28,7 @@ from orchestrator.store.rows import AttemptRow, Document, IntentRow, Reason, Run
 from orchestrator.workplace import Workplace
 
 NEVER_STARTED_S = 3600.0  # a launch of which nobody can tell whether it lives has died by then, if it got nowhere
-LATE_S = 30.0  # after the grace: by then a supervisor that works has killed its job and written exit.json
+LATE_S = 180.0  # after the grace: by then a supervisor that works has killed its job, asked its cards and said its end
 ALL_LOG_BYTES = 2**62
 MAX_LAST_LOOKS = 20
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.store.rows import AttemptRow, Kind, Reason, RunRow, State
+from remote.sampler import HELD_BYTES
 from remote.wire import LATEST_S
 
 SHORTEST_STALL_S = 120.0
-HELD_BYTES = 256 * 2**20  # less is what a driver keeps to itself, or a screen that was drawn
 STARTING_S = 60.0  # a launch in flight may still start what was asked to stop
 GONE_S = 60.0  # a run folder may be away for a moment: a disk mounted again, a folder moved and moved back
 LONELY = "stopped because another host's part had ended"
@@ -206,22 +206,40 @@ def _alive(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
     return Verdict(State.RUNNING, None, "supervisor and events are alive")
 
 
-def still_held(exit_file: Mapping[str, Any] | None, before: Mapping[str, int], own: Collection[str]) -> str:
-    """What the job's cards (`own`: UUIDs or indices) hold more than at its first sample (`before`: UUID -> bytes).
-
-    Empty where the memory is back, or where nobody can tell.
+def proof(exit_file: Mapping[str, Any] | None, own: Collection[str], *, is_stop: bool) -> str:
+    """What became of the job's processes and of the memory of its cards (`own`: UUIDs or indices), as its supervisor saw
+    it before the job and after its last process. After a stop all of it, as that was asked for; else what is amiss alone.
     """
-    told, gpus = [], (exit_file or {}).get("gpus")
-    for gpu in gpus if isinstance(gpus, list) else ():
-        if not isinstance(gpu, Mapping):
+    if exit_file is None or exit_file.get("reason") == "start_failed":
+        return ""
+    held, settled = _memory(exit_file, own) if own else ([], [])
+    if is_stop and exit_file.get("stubborn") == []:
+        settled.insert(0, "no process is left")
+    return "; ".join([*held, *settled] if is_stop else held)
+
+
+def _memory(exit_file: Mapping[str, Any], own: Collection[str]) -> tuple[list[str], list[str]]:
+    """A line for each card that still holds memory of the job, and for each that does not or of which nobody can tell."""
+    before = {str(gpu.get("uuid")): _whole(gpu.get("used_bytes")) for gpu in _objects(exit_file.get("gpus_before"))}
+    held, settled = [], []
+    for gpu in _objects(exit_file.get("gpus")):
+        used, name = _whole(gpu.get("used_bytes")), f"GPU {gpu.get('index')}"
+        if used is None or not {str(gpu.get("uuid")), str(gpu.get("index"))} & set(own):
             continue
-        uuid, used = str(gpu.get("uuid")), _whole(gpu.get("used_bytes"))
-        if used is None or uuid not in before or not {uuid, str(gpu.get("index"))} & set(own):
-            continue
-        more = used - before[uuid]
-        if more > HELD_BYTES:
-            told.append(f"GPU {gpu.get('index')} still holds {more / 2**30:.2f} GiB more than before the job")
-    return "; ".join(told)
+        known = before.get(str(gpu.get("uuid")))
+        if used - (known or 0) <= HELD_BYTES:
+            settled.append(f"{name} is back at {used / 2**30:.2f} GiB")
+        elif known is None:
+            settled.append(f"{name} holds {used / 2**30:.2f} GiB, unknown how much of that before the job")
+        else:
+            held.append(f"{name} still holds {(used - known) / 2**30:.2f} GiB more than before the job")
+    if not held and not settled:
+        settled.append("unknown whether GPU memory is back: nvidia-smi did not say")
+    return held, settled
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def stall_limit_s(step_seconds: Sequence[float], rules: Rules) -> float | None:

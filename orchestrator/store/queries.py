@@ -84,11 +84,6 @@ GPU_SAMPLES = """
     SELECT attempt, gpu, uuid, at_s, used_bytes, total_bytes, utilisation FROM gpu_samples
     WHERE run_key = ? AND at_s >= ? ORDER BY at_s, gpu"""
 
-GPU_USE_AT_FIRST = """
-    SELECT uuid, used_bytes FROM (
-        SELECT uuid, used_bytes, MIN(at_s) FROM gpu_samples
-        WHERE run_key = ? AND attempt = ? AND uuid IS NOT NULL AND used_bytes IS NOT NULL GROUP BY uuid)"""
-
 FAILURES = """
     SELECT attempt, kind, message, hint, source, stage, step, traceback, facts_json AS facts, at_s, is_first_cause
     FROM failures WHERE run_key = ? ORDER BY attempt DESC, is_first_cause DESC, id"""

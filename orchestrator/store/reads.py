@@ -239,10 +239,6 @@ class Reader:
         rows = self.database.all(queries.GPU_SAMPLES, (self._key(run_id), since_s))
         return [_build(GpuSampleRow, row, run_id=run_id) for row in rows]
 
-    def gpu_use_at_first(self, run_id: str, attempt: int) -> dict[str, int]:
-        """Bytes in use by UUID, in the attempt's first sample."""
-        return dict(self.database.all(queries.GPU_USE_AT_FIRST, (self._key(run_id), attempt)))
-
     def failures(self, run_id: str) -> list[FailureRow]:
         """Newest attempt first, in it the first cause first."""
         return [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.failure import Findings, Told, causes, from_log
-from orchestrator.follow.status import GONE_S, STARTING_S, Known, Rules, judge, stall_limit_s, still_held
+from orchestrator.follow.status import GONE_S, STARTING_S, Known, Rules, judge, proof, stall_limit_s
 from orchestrator.observe import Evidence
 from orchestrator.store.rows import AttemptRow, RunRow, State
 
@@ -365,9 +365,14 @@ anything = st.recursive(
     max_leaves=5,
 )
 EXIT_KEYS = ["exit_code", "signal", "reason", "ended_s", "stubborn", "oom_kill_delta", "host_oom_kill_delta", "cgroup",
-             "disk", "shm", "message"]  # fmt: skip
+             "disk", "shm", "message", "gpus", "gpus_before", "left", "kernel", "gpu_health", "killed", "boot_id", "peak_bytes",
+             "memory_limit_bytes"]  # fmt: skip
+# As a supervisor writes it, with anything in place of each value.
+cards = st.fixed_dictionaries({"uuid": st.just("a") | anything, "index": st.just(5) | anything, "used_bytes": anything})
 exit_files = st.dictionaries(
-    st.sampled_from(EXIT_KEYS), anything | st.sampled_from([0, 1, 9, 137, "user", "start_failed"]), max_size=8
+    st.sampled_from(EXIT_KEYS),
+    anything | st.sampled_from([0, 1, 9, 137, "user", "start_failed"]) | st.lists(cards, max_size=3),
+    max_size=12,
 )
 
 
@@ -378,6 +383,7 @@ def test_no_exit_file_of_any_shape_breaks_a_verdict(exit_file: dict[str, Any]) -
     assert verdict is not None
     assert verdict.state.is_final
     assert all(failure.message for failure in causes(Findings(exit_file=exit_file)))
+    assert all("\n" not in proof(exit_file, own, is_stop=True) for own in ([], ["a"], ["5"]))
 
 
 PIECES = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "ValueError: x", "[rank1]: ", "Killed", "",
@@ -397,22 +403,43 @@ def test_no_text_of_any_shape_breaks_the_search_for_causes(lines: list[str], fie
     assert all("\n" not in failure.message for failure in found)
 
 
+UNKNOWN = "unknown whether GPU memory is back: nvidia-smi did not say"
+BEFORE = [{"index": 5, "uuid": "a", "used_bytes": 2**30}, {"index": 6, "uuid": "b", "used_bytes": 2**30}]
+
+
+def card(uuid: Any, index: Any, used_bytes: Any) -> dict[str, Any]:
+    return {"uuid": uuid, "index": index, "used_bytes": used_bytes}
+
+
 @pytest.mark.parametrize(
-    ("gpus", "own", "said"),
+    ("gpus", "own", "held", "settled"),
     [
-        ([{"index": 5, "uuid": "a", "used_bytes": 13 * 2**30}], ["a"], "GPU 5 still holds 12.00 GiB"),
-        ([{"index": 5, "uuid": "a", "used_bytes": 13 * 2**30}], ["5"], "GPU 5 still holds 12.00 GiB"),
-        ([{"index": 5, "uuid": "a", "used_bytes": 2**30 + 2**20}], ["a"], ""),
-        ([{"index": 5, "uuid": "a", "used_bytes": 13 * 2**30}], ["b"], ""),
-        ([{"index": 6, "uuid": "c", "used_bytes": 13 * 2**30}], ["c"], ""),
-        ([{"index": 5, "uuid": "a", "used_bytes": None}], ["a"], ""),
-        (None, ["a"], ""),
-        ("many", ["a"], ""),
-        (["a"], ["a"], ""),
+        ([card("a", 5, 13 * 2**30)], ["a"], "GPU 5 still holds 12.00 GiB more than before the job", ""),
+        ([card("a", 5, 13 * 2**30)], ["5"], "GPU 5 still holds 12.00 GiB more than before the job", ""),
+        ([card("a", 5, 2**30 + 2**20)], ["a"], "", "GPU 5 is back at 1.00 GiB"),
+        ([card("a", 5, 13 * 2**30), card("b", 6, 2**30)], ["b"], "", "GPU 6 is back at 1.00 GiB"),
+        ([card("c", 7, 2**20)], ["c"], "", "GPU 7 is back at 0.00 GiB"),  # nothing is left to ask about
+        ([card("c", 7, 2**34)], ["c"], "", "GPU 7 holds 16.00 GiB, unknown how much of that before the job"),
+        ([card("a", 5, None)], ["a"], "", UNKNOWN),
+        ([card("b", 6, 2**30)], ["a"], "", UNKNOWN),  # the card is no longer listed
+        (None, ["a"], "", UNKNOWN),
+        ("many", ["a"], "", UNKNOWN),
+        (["a"], ["a"], "", UNKNOWN),
+        ([card("a", 5, 13 * 2**30)], [], "", ""),  # a job without cards of its own
     ],
 )
-def test_memory_of_the_jobs_own_cards_that_is_not_back_is_said(gpus: Any, own: list[str], said: str) -> None:
-    found = still_held({"gpus": gpus}, {"a": 2**30, "b": 2**30}, own)
+def test_whether_the_memory_of_the_jobs_own_cards_is_back_is_said(
+    gpus: Any, own: list[str], held: str, settled: str
+) -> None:
+    exit_file = {"gpus": gpus, "gpus_before": BEFORE, "stubborn": []}
 
-    assert found.startswith(said)
-    assert bool(found) is bool(said)
+    after_stop = proof(exit_file, own, is_stop=True)
+
+    assert proof(exit_file, own, is_stop=False) == held
+    assert after_stop == "; ".join(part for part in (held, "no process is left", settled) if part)
+
+
+def test_nothing_is_said_of_cards_where_the_job_never_began_or_a_process_would_not_die() -> None:
+    assert proof(None, ["a"], is_stop=True) == ""
+    assert proof({"reason": "start_failed", "gpus": None}, ["a"], is_stop=True) == ""
+    assert "no process is left" not in proof({"stubborn": [7]}, [], is_stop=True)

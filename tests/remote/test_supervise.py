@@ -814,3 +814,42 @@ def test_a_supervisor_waits_for_no_nvidia_smi_that_cannot_be_ended(
         os.kill(int(pid), signal.SIGKILL)
     assert held is None
     assert seconds < 30  # of 40
+
+
+# Card 5 holds what `used` says, and from the fifth look on 1,100 MiB, where `returns` is there.
+LOOKS = """cd {folder}; echo >>looks; used=$(cat used); [ -e returns ] && [ "$(wc -l <looks)" -gt 4 ] && used=1100
+echo "5, GPU-a, $used, 97887, 0"; echo '6, GPU-b, 50000, 97887, 0'"""
+
+
+def test_the_last_look_waits_until_the_cards_hold_what_they_held_before_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", stub(tmp_path / "bin", "nvidia-smi", LOOKS.format(folder=tmp_path)))
+    monkeypatch.setattr("remote.sampler.BACK_LOOK_S", 0.01)
+    sampler = GpuSampler(Reporter(tmp_path))
+    (tmp_path / "used").write_text("1024")
+
+    sampler.first(["5"])
+    (tmp_path / "used").write_text("13312")
+    held = sampler.last(back_s=0.0)
+    (tmp_path / "returns").touch()
+    back = sampler.last(back_s=600.0)
+
+    assert [(gpu["uuid"], gpu["used_bytes"]) for gpu in sampler.used_before or ()] == [("GPU-a", 2**30)]
+    assert [gpu["used_bytes"] for gpu in held or ()] == [13 * 2**30, 50_000 * 2**20]
+    assert [gpu["used_bytes"] for gpu in back or ()] == [1100 * 2**20, 50_000 * 2**20]
+    assert len((tmp_path / "looks").read_text()) == 5
+
+
+@pytest.mark.slow
+def test_a_job_is_not_started_before_it_is_known_what_its_cards_hold(yard: Yard, tmp_path: Path) -> None:
+    """An nvidia-smi so slow that the job could have taken its memory meanwhile; whoever waits sees the supervisor."""
+    script = 'case "$*" in *memory.used*) ;; *) exit 0;; esac\n'
+    script += f"cd {tmp_path}; [ -e asked ] || {{ touch asked; sleep 0.5; }}\n"
+    script += "used=1024; [ -e begun ] && used=9000; echo 5, GPU-a, $used, 97887, 0"
+    job = f"import pathlib, time; p = pathlib.Path({str(tmp_path / 'begun')!r}); p.touch(); time.sleep(0.7); p.unlink()"
+    attempt = yard.start(yard.place(job, gpus=["5"]), PATH=stub(tmp_path / "bin", "nvidia-smi", script))
+    ending = yard.end(attempt)
+
+    assert [gpu["used_bytes"] for gpu in ending["gpus_before"]] == [2**30]
+    assert [gpu["used_bytes"] for gpu in ending["gpus"]] == [2**30]
