@@ -176,15 +176,29 @@ def repair_of_node(settled: Settled, gpus: tuple[str, ...]) -> str:
 
 
 def find_host(places: Places, name: str) -> Host:
-    """Contacts nothing. Raises UsageError naming the known hosts and the nearest."""
+    """Contacts nothing. Raises UsageError naming the known hosts and the nearest, and the folder whose runs have it."""
     hosts = Hosts.load(places.hosts_file)
     try:
         return hosts.find(name)
     except UsageError as error:
         origin = places.origins.get("host", "built-in")
-        if name != places.host or origin == "built-in":
-            raise
-        raise UsageError(f"{error}\n  without --host it is the one of {origin}") from error
+        lines = [str(error)]
+        if name == places.host and origin != "built-in":
+            lines.append(f"without --host it is the one of {origin}")
+        elsewhere = _hosts_file_elsewhere(places, name)
+        if elsewhere is not None:
+            lead = f"DRAFTYARD_HOSTS={shlex.quote(str(elsewhere))} draftyard …"
+            lines.append(f"its runs here have it from another folder: {lead}")
+        raise UsageError("\n  ".join(lines)) from error
+
+
+def _hosts_file_elsewhere(places: Places, name: str) -> Path | None:
+    """That of the runs in this database that have to do with the host, where it still knows it."""
+    with contextlib.suppress(DraftyardError), open_reader(places) as reader:
+        kept = reader.hosts_file_at(name)
+        file = hosts_of([name], kept=kept, here=places.hosts_file).file
+        return file if file != places.hosts_file else None
+    return None
 
 
 def where_launched(places: Places, run: RunRow) -> Places:

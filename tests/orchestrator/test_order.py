@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.order import Order, repair_command, settle, settle_stored
+from orchestrator.actions.order import Order, find_host, repair_command, settle, settle_stored
 from orchestrator.actions.places import find_places
 from orchestrator.actions.recipes import lacking_data
-from orchestrator.errors import DraftyardError
+from orchestrator.errors import DraftyardError, UsageError
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
@@ -30,6 +30,24 @@ def test_the_repair_names_the_variables_of_the_job_and_never_their_values() -> N
     assert told.endswith(" -b ce --host gpu --gpus 1 --env A_FLAG --env HF_TOKEN")
     assert "hf_canary" not in told
     assert "--env" not in repair_command(dataclasses.replace(order, env={}), spec)
+
+
+def test_a_host_that_another_folders_runs_have_is_unknown_here_and_its_folder_is_told(tmp_path: Path) -> None:
+    """`reap gpu`, say, which the end of such a run advises."""
+    places = find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
+    theirs = tmp_path / "an other" / "hosts.yaml"
+    theirs.parent.mkdir()
+    theirs.write_text("hosts: {gpu: }")
+    with pytest.raises(UsageError, match="unknown host 'gpu'") as before:
+        find_host(places, "gpu")
+    with Store(places.db) as store:
+        started(store, host="gpu", documents={Document.SPEC: "{}", Document.HOSTS_FILE: str(theirs)})
+
+    with pytest.raises(UsageError, match="unknown host 'gpu'") as told:
+        find_host(places, "gpu")
+
+    lead = f"  its runs here have it from another folder: DRAFTYARD_HOSTS='{theirs}' draftyard …"
+    assert str(told.value) == f"{before.value}\n{lead}"
 
 
 @pytest.mark.parametrize(
