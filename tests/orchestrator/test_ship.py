@@ -1011,7 +1011,7 @@ def test_what_is_there_already_is_not_said_to_be_shipped(folder: Path, place: Wo
 def test_sizes_that_look_alike_say_what_is_lacking() -> None:
     disk = {"to_come_bytes": 2**31 + 1, "free_bytes": 2**31 + 2**28, "reserve_bytes": 2**28}
 
-    told = str(_error("/work: too little room", {**disk, "to_come_files": 1, "free_files": 9}))
+    told = str(_error("/srv: too little room", {**disk, "to_come_files": 1, "free_files": 9}))
 
     assert told.endswith(
         "2.00 GiB are still to be written there, 2.25 GiB are free and 0.25 GiB of the disk stay free for others; 1 B too few"
