@@ -7,28 +7,29 @@ toast. A read-only screen refuses them all.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual.app import SuspendNotSupported
 from textual.binding import Binding
 
-from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Document, RunRow
 from tui.confirm import Confirm
 from tui.deeds import Deed, asking, deed_named
 from tui.detail import read_document
 from tui.editor import Finding, edit, editor
-from tui.ordering import TROUBLE, refusal
+from tui.ordering import TROUBLE
 
 if TYPE_CHECKING:
     from tui.app import Draftyard
 
+ACTS = ("deeds", "start", "smoke", "reap")  # groups of work that starts, stops or changes something
 ACTING = ("deed", "climb", "launch", "orphans", "edit", "follow")  # actions that start, stop or change something
 Chosen = tuple[RunRow, tuple[int, ...]]  # a run and its GPUs
 
 
-async def ask_and_do(app: Draftyard, name: str, chosen: Chosen) -> None:
+def ask_and_do(app: Draftyard, name: str, chosen: Chosen) -> None:
     """Asks where the deed warns, then does it in a thread."""
     deed, (run, gpus) = deed_named(name), chosen
     if why := why_not(app, deed, run):
@@ -39,13 +40,25 @@ async def ask_and_do(app: Draftyard, name: str, chosen: Chosen) -> None:
 
     def do(is_yes: bool | None) -> None:
         if is_yes:
-            app.run_worker(partial(_do, app, deed, run.id), thread=True, group="deeds")
+            app.do_beside(partial(_do, app, deed, run.id), group="deeds")
 
-    if deed.warning:
-        spec = await app.reading.do(lambda room: read_document(room.reader, run.id, Document.SPEC))
-        app.push_screen(Confirm(asking(deed, run, gpus, spec or {})), do)
-    else:
+    if not deed.warning:
         do(True)
+        return
+    question = Confirm(asking(deed, run, gpus, None))
+    app.push_screen(question, do)
+    app.run_worker(_complete(app, question, partial(asking, deed, run, gpus), run.id), group="question", exclusive=True)
+
+
+async def _complete(
+    app: Draftyard, question: Confirm, words: Callable[[Mapping[str, Any]], list[str]], run_id: str
+) -> None:
+    """Adds to the question what the run's spec tells. It stands there before that: a busy database holds no key up."""
+    try:
+        spec = await app.reading.do(lambda room: read_document(room.reader, run_id, Document.SPEC))
+    except TROUBLE:
+        return  # what is known is asked; the top line says what is the matter
+    question.ask(words(spec or {}))
 
 
 def why_not(app: Draftyard, deed: Deed, run: RunRow) -> str:
@@ -79,12 +92,7 @@ def offered(app: Draftyard, binding: Binding) -> bool:
 
 def _do(app: Draftyard, deed: Deed, run_id: str) -> None:
     assert app.places is not None
-    try:
-        told = deed.do(app.places, run_id)
-    except TROUBLE as error:
-        app.fail_from_thread(refusal(error))
-        return
-    app.tell_from_thread(told)
+    app.tell_from_thread(deed.do(app.places, run_id))
 
 
 async def find_and_edit(app: Draftyard, finding: Finding) -> None:
@@ -93,6 +101,6 @@ async def find_and_edit(app: Draftyard, finding: Finding) -> None:
         path, words = await app.reading.do(finding), editor(os.environ)
         with app.suspend():
             edit(path, words)
-    except (DraftyardError, SuspendNotSupported) as error:
-        app.notify(str(error).splitlines()[0], severity="error")
+    except (*TROUBLE, SuspendNotSupported) as error:
+        app.notify((str(error).splitlines() or [type(error).__name__])[0], severity="error")
     app.refresh(layout=True)

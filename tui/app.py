@@ -20,11 +20,11 @@ from textual.binding import Binding, BindingType
 from textual.filter import LineFilter, NoColor
 from textual.pilot import Pilot
 from textual.timer import Timer
+from textual.worker import Worker
 
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
-from orchestrator.errors import DraftyardError
-from tui.acting import Chosen, ask_and_do, find_and_edit
+from tui.acting import ACTS, Chosen, ask_and_do, find_and_edit
 from tui.commands import open_help, open_palette
 from tui.compare import CompareScreen
 from tui.faults import trouble
@@ -34,7 +34,7 @@ from tui.home import SCREENS
 from tui.hosts import HostsScreen
 from tui.launch import LaunchScreen
 from tui.ordering import TROUBLE, refusal, start_follower
-from tui.reading import ReadingThread
+from tui.reading import ReadingThread, beside
 from tui.run import TABS, RunScreen
 from tui.runs import RunsScreen
 from tui.smoke import SmokeScreen
@@ -96,6 +96,7 @@ class Draftyard(App[None]):
         self.reading = ReadingThread(Room(db_path, places))
         self._is_reading = False
         self._must_read_again = False
+        self._must_forget = False  # what was read before, because a person wants it anew
         self._soon: Timer | None = None
         self._asked_s = 0.0
         self._failing_since_s: float | None = None
@@ -106,6 +107,7 @@ class Draftyard(App[None]):
         self.baseline: str | None = None  # the run that curves are laid over
         self.num_live = 0
         self.shown: Snapshot | None = None  # the last one
+        self._told_at_work: set[Worker[Any]] = set()  # what leaving would cut off, as it was said
         self.ended_by: int | None = None  # a signal
         self.crash: BaseException | None = None  # a fault of ours that ended the screen
         for theme in THEMES:
@@ -205,7 +207,8 @@ class Draftyard(App[None]):
     async def _read_for(self, screen: YardScreen) -> None:
         self._asked_s = now_s = self.clock()
         ask = screen.ask()
-        is_stale = now_s - self._shown_s > CLOCK_S
+        is_stale = self._must_forget or now_s - self._shown_s > CLOCK_S
+        self._must_forget = False
 
         def job(room: Room) -> Snapshot | None:
             if is_stale:
@@ -214,7 +217,7 @@ class Draftyard(App[None]):
 
         try:
             snapshot = await self.reading.do(job)
-        except DraftyardError as error:
+        except TROUBLE as error:
             self._failing_since_s = self._failing_since_s or now_s
             self._tell_trouble(trouble(error, now_s - self._failing_since_s))
             self._answered()
@@ -242,7 +245,7 @@ class Draftyard(App[None]):
         is_due = self.clock() - self._follow_tried_s > FOLLOW_AGAIN_S
         if snapshot.num_live and not snapshot.is_followed and is_due and not (self.readonly or self.is_headless):
             self._follow_tried_s = self.clock()
-            self.run_worker(self._start_follower, thread=True, group="follower", exclusive=True)
+            self.do_beside(self._start_follower, group="follower")
 
     def _start_follower(self) -> None:
         assert self.places is not None
@@ -280,7 +283,13 @@ class Draftyard(App[None]):
     # ------------------------------------------------------------- actions
 
     def action_leave(self) -> None:
-        self.exit()
+        """Waits for nothing. What is being started or ended would be cut off, which is said once before."""
+        at_work = {worker for worker in self.workers if worker.group in ACTS and not worker.is_finished}
+        if at_work <= self._told_at_work:
+            self.exit()
+            return
+        self._told_at_work = at_work
+        self.notify("Something is being started or ended: leaving now cuts it off; q again leaves.", severity="warning")
 
     def go_home(self, name: str) -> None:
         """One of the screens at the top; what lay above it closes."""
@@ -310,13 +319,13 @@ class Draftyard(App[None]):
             self.notify("The follower is at work.", timeout=3)
         elif self.may_act():
             self._follow_refused = ""  # who asks is answered
-            self.run_worker(self._start_follower, thread=True, group="follower", exclusive=True)
+            self.do_beside(self._start_follower, group="follower")
 
-    async def action_edit(self) -> None:
+    def action_edit(self) -> None:
         screen = self._asking_screen()
         finding = screen.file_to_edit() if screen else None
         if finding is not None and self.may_act():
-            await find_and_edit(self, finding)
+            self.run_worker(find_and_edit(self, finding), group="edit", exclusive=True)
 
     def action_help(self) -> None:
         open_help(self)
@@ -329,11 +338,11 @@ class Draftyard(App[None]):
         screen = self._asking_screen()
         return screen.chosen() if screen else None
 
-    async def action_deed(self, name: str) -> None:
+    def action_deed(self, name: str) -> None:
         if (chosen := self.chosen()) is None:
             self.notify(NO_RUN, timeout=3)
         else:
-            await ask_and_do(self, name, chosen)
+            ask_and_do(self, name, chosen)
 
     def may_act(self) -> bool:
         """False, and said, where the screen only looks."""
@@ -345,6 +354,19 @@ class Draftyard(App[None]):
         """What an action or a host says is text: no markup, no commands for the terminal."""
         super().notify(inert(message), **{**settings, "markup": False})
 
+    def do_beside(self, job: Callable[[], None], *, group: str) -> None:
+        """Does in a thread what may wait for a host; its trouble becomes a toast. Of looks at the same thing the newest counts."""
+        self.run_worker(self._beside(job), group=group, exclusive=group not in ACTS)
+
+    async def _beside(self, job: Callable[[], None]) -> None:
+        try:
+            await beside(job)
+        except TROUBLE as error:
+            self.notify(refusal(error), severity="error", timeout=12)
+
+    def is_at_work(self, group: str) -> bool:
+        return any(worker.group == group and not worker.is_finished for worker in self.workers)
+
     def tell_from_thread(self, text: str) -> None:
         self.call_from_thread(self.notify, text, timeout=6)
         self.call_from_thread(self.ask_now)
@@ -352,8 +374,8 @@ class Draftyard(App[None]):
     def fail_from_thread(self, text: str) -> None:
         self.call_from_thread(self.notify, text, severity="error", timeout=12)
 
-    async def action_reread(self) -> None:
-        await self.reading.do(Room.forget)
+    def action_reread(self) -> None:
+        self._must_forget = True
         self.ask_now()
 
     def action_next_theme(self) -> None:

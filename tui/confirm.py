@@ -34,6 +34,15 @@ class Confirm(Dialogue[bool]):
             yield Sheet()
 
     def on_mount(self) -> None:
+        self._show()
+
+    def ask(self, lines: Sequence[str]) -> None:
+        """The same question in other words, once more is known of what it is about."""
+        self._question = lines
+        if self.query(Sheet):  # neither before it stands there nor after its answer
+            self._show()
+
+    def _show(self) -> None:
         width = min(66, self.app.size.width * 96 // 100) - 6  # what the border and the padding leave
         sheet = self.query_one(Sheet)
         sheet.styles.height = len(self._lines(width))

@@ -94,18 +94,20 @@ def deed_named(name: str) -> Deed:
     return next(deed for deed in DEEDS if deed.name == name)
 
 
-def asking(deed: Deed, run: RunRow, gpus: tuple[int, ...], spec: Mapping[str, Any]) -> list[str]:
-    """The question before a deed: it names the run, the host and the GPUs; `spec`: the run's own."""
+def asking(deed: Deed, run: RunRow, gpus: tuple[int, ...], spec: Mapping[str, Any] | None) -> list[str]:
+    """The question before a deed: it names the run, the host and the GPUs; `spec`: the run's own, None until it is read."""
     where = f"on {hosts_told(run, gpus)}"
     step = f", step {run.step:,}" if run.step is not None else ""
     warning = _stop_warning(run, spec) if deed.name == "stop" else deed.warning
     return [f"{deed.name} {run.recipe}/{run.branch}  {run.id}", where + step, warning]
 
 
-def _stop_warning(run: RunRow, spec: Mapping[str, Any]) -> str:
+def _stop_warning(run: RunRow, spec: Mapping[str, Any] | None) -> str:
     """A checkpoint is promised of the bundled trainer alone; what another job saves is its own affair."""
     if run.state.is_final:
         return _CALL_OFF_WARNING
+    if spec is None:
+        return f"{_STOP_WARNING} What has not ended after its grace is killed."
     saves = " The trainer writes a checkpoint." if run.kind == "train" and spec.get("entry") == "dflash" else ""
     return f"{_STOP_WARNING}{saves} What has not ended after its grace of {grace_s(spec):g} s is killed."
 

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from tui.confirm import Confirm
 from tui.home import HomeScreen
 from tui.hosts_lines import hosts_in_order, hosts_lines
-from tui.ordering import TROUBLE, orphans, processes, reap, refusal
+from tui.ordering import orphans, processes, reap
 from tui.sheet import Sheet
 from tui.snapshot import Ask, Snapshot
 
@@ -63,15 +63,11 @@ class HostsScreen(HomeScreen):
         """Looks on the chosen host for processes of our ended runs."""
         if self._chosen and self.app.may_act():
             self.app.notify(f"looking at {self._chosen}", timeout=3)
-            self.run_worker(partial(self._find, self._chosen), thread=True, group="orphans", exclusive=True)
+            self.app.do_beside(partial(self._find, self._chosen), group="orphans")
 
     def _find(self, host: str) -> None:
         assert self.app.places is not None
-        try:
-            found = orphans(self.app.places, host)
-        except TROUBLE as error:
-            self.app.fail_from_thread(refusal(error))
-            return
+        found = orphans(self.app.places, host)
         if not found:
             self.app.tell_from_thread(f"{host}: no process of an ended run is left")
             return
@@ -80,15 +76,10 @@ class HostsScreen(HomeScreen):
     def _offer(self, host: str, found: list[str]) -> None:
         def answer(is_yes: bool | None) -> None:
             if is_yes:
-                self.run_worker(partial(self._reap, host), thread=True, group="orphans", exclusive=True)
+                self.app.do_beside(partial(self._reap, host), group="reap")
 
         self.app.push_screen(Confirm([f"end {processes(len(found))} of ended runs on {host}", *found[:12]]), answer)
 
     def _reap(self, host: str) -> None:
         assert self.app.places is not None
-        try:
-            told = reap(self.app.places, host)
-        except TROUBLE as error:
-            self.app.fail_from_thread(refusal(error))
-            return
-        self.app.tell_from_thread(told)
+        self.app.tell_from_thread(reap(self.app.places, host))

@@ -16,7 +16,7 @@ from tui.editor import Finding, recipe_file
 from tui.field import Field
 from tui.home import HomeScreen
 from tui.launch_lines import choice_lines, refused
-from tui.ordering import TROUBLE, Offer, Planned, Standing, Wish, launch, offers, planned, refusal, smoke, standing
+from tui.ordering import Offer, Planned, Standing, Wish, launch, offers, planned, smoke, standing
 from tui.pieces import Piece
 from tui.sheet import Sheet
 from tui.snapshot import Ask, Snapshot
@@ -78,7 +78,7 @@ class LaunchScreen(HomeScreen):
         if self.app.places is None:
             self._draw()
             return
-        self.run_worker(self._read_offers, thread=True, group="offers")
+        self.app.do_beside(self._read_offers, group="offers")
 
     def ask(self) -> Ask:
         return Ask(wants_list=False)
@@ -104,12 +104,12 @@ class LaunchScreen(HomeScreen):
         if wish is not None and self.app.places is not None:
             self._is_asking = True
             self.show_top()
-            self.run_worker(lambda: self._ask_gate(wish), thread=True, group="gate", exclusive=True)
+            self.app.do_beside(lambda: self._ask_gate(wish), group="gate")
 
     def action_climb(self) -> None:
         wish = self._wish()
         if wish is not None and self.app.may_act():
-            self.run_worker(lambda: self._start(wish, is_smoke=True), thread=True, group="start", exclusive=True)
+            self._begin(wish, is_smoke=True)
 
     def action_launch(self) -> None:
         """Works when the gate has allowed exactly what is chosen now."""
@@ -122,7 +122,7 @@ class LaunchScreen(HomeScreen):
         if self._standing is None or self._asked != wish:
             self.app.notify("Ask the gate first (enter); it must allow exactly what is chosen.", severity="warning")
             return
-        self.run_worker(lambda: self._start(wish, is_smoke=False), thread=True, group="start", exclusive=True)
+        self._begin(wish, is_smoke=False)
 
     def action_back(self) -> None:
         """From a field back to the branches, from there to the runs."""
@@ -164,7 +164,7 @@ class LaunchScreen(HomeScreen):
     def _plan_again(self) -> None:
         wish = self._wish()
         if wish is not None and self.app.places is not None:
-            self.run_worker(lambda: self._make_plan(wish), thread=True, group="plan", exclusive=True)
+            self.app.do_beside(lambda: self._make_plan(wish), group="plan")
         self._draw()
 
     def _make_plan(self, wish: Wish) -> None:
@@ -188,16 +188,16 @@ class LaunchScreen(HomeScreen):
         self._draw()
         self.show_top()
 
+    def _begin(self, wish: Wish, *, is_smoke: bool) -> None:
+        if self.app.is_at_work("start"):
+            self.app.notify("One is being started already.", severity="warning")
+        else:
+            self.app.do_beside(lambda: self._start(wish, is_smoke=is_smoke), group="start")
+
     def _start(self, wish: Wish, *, is_smoke: bool) -> None:
         assert self.app.places is not None
-        try:
-            if is_smoke:
-                run_id = smoke(self.app.places, wish, self.app.tell_from_thread)
-            else:
-                run_id = launch(self.app.places, wish, self.app.tell_from_thread)
-        except TROUBLE as error:
-            self.app.fail_from_thread(refusal(error))
-            return
+        start = smoke if is_smoke else launch
+        run_id = start(self.app.places, wish, self.app.tell_from_thread)
         if run_id is None:
             self.app.tell_from_thread("nothing is missing: the gate will pass")
         else:

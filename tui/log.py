@@ -15,10 +15,12 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from orchestrator.actions.log_text import ERRORS
+from orchestrator.errors import UsageError
 from orchestrator.store.rows import State
 from tui.field import Field
-from tui.log_page import Found, LogAsk, LogPage, search_log
+from tui.log_page import Found, LogAsk, LogPage, finder, search_log
 from tui.log_sheet import LogSheet
+from tui.ordering import TROUBLE, refusal
 from tui.painted import Rows
 from tui.pieces import Line, Piece
 from tui.sheet import Sheet
@@ -149,10 +151,11 @@ class LogPane(Rows):
         if not event.value:
             return
         try:
-            self.body.highlight(re.compile(event.value, re.IGNORECASE))
-        except re.error as error:
-            self._say(f"not a regular expression: {error}")
+            finder(event.value)
+        except UsageError as error:
+            self._say(str(error))
             return
+        self.body.highlight(re.compile(event.value, re.IGNORECASE))
         self._pattern = event.value
         self._search(after=self.body.top_offset(), backwards=False)
 
@@ -179,7 +182,11 @@ class LogPane(Rows):
             def step(room: Room, position: int = position) -> Found:
                 return search_log(room.reader, page, pattern, after=position, backwards=backwards)
 
-            found = await self.app.reading.do(step)  # type: ignore[attr-defined]
+            try:
+                found = await self.app.reading.do(step)  # type: ignore[attr-defined]
+            except TROUBLE as error:
+                self._say(refusal(error))
+                return
             if found.at is not None:
                 self._say("")
                 self.body.go_to(found.at)

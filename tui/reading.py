@@ -1,6 +1,7 @@
-"""The thread that reads: it owns the Room, so that a busy database never holds up a key press.
+"""The threads beside the screen: the one that reads, and one for each thing that is asked of a host.
 
-One job at a time, the newest ask wins. The thread is a daemon: quitting never waits for it.
+The reading thread owns the Room, so that a busy database never holds up a key press; one job at a time. All are daemons:
+quitting never waits for them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,22 @@ from tui.snapshot import Room
 Result = TypeVar("Result")
 
 
+async def beside(job: Callable[[], Result]) -> Result:
+    """Runs the job in a thread of its own; what it raises is raised here. An executor's threads would hold up the end."""
+    future: Future[Result] = Future()
+    threading.Thread(target=_settle, args=(future, job), name="draftyard-beside", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _settle(future: Future[Result], job: Callable[[], Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(job())
+    except BaseException as error:  # noqa: BLE001 - carried over to the caller, who answers it
+        future.set_exception(error)
+
+
 class ReadingThread:
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -27,16 +44,7 @@ class ReadingThread:
     async def do(self, job: Callable[[Room], Result]) -> Result:
         """Runs the job in the thread; what it raises is raised here."""
         future: Future[Result] = Future()
-
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(job(self._room))
-            except BaseException as error:  # noqa: BLE001 - carried over to the caller, who answers it
-                future.set_exception(error)
-
-        self._jobs.put(work)
+        self._jobs.put(lambda: _settle(future, lambda: job(self._room)))
         return await asyncio.wrap_future(future)
 
     def stop(self, *, wait_s: float = 0.2) -> None:

@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 
 from orchestrator.actions.rungs import ladder
 from tui.home import HomeScreen
-from tui.ordering import TROUBLE, Wish, refusal, smoke, told_again
+from tui.ordering import Wish, smoke, told_again
 from tui.pieces import Piece
 from tui.sheet import Sheet
 from tui.smoke_rows import Row, columns, row_cells, rows_of, rung_lines, rung_names
@@ -90,19 +90,13 @@ class SmokeScreen(HomeScreen):
             return
         rungs = (self._names[self._rung],) if what == "one" else ()
         self.app.notify(f"smoke {row.key}: looking at the host", timeout=4)
-        self.run_worker(
-            lambda: self._climb(row, rungs, again=what == "all"), thread=True, group="smoke", exclusive=True
-        )
+        self.app.do_beside(lambda: self._climb(row, rungs, again=what == "all"), group="smoke")
 
     def _climb(self, row: Row, rungs: tuple[str, ...], *, again: bool) -> None:
         """By what the newest smoke run there was told; of one that is gone, by the names that are left."""
         assert self.app.places is not None
-        try:
-            wish = told_again(self.app.places, row.newest_run) or Wish(row.recipe, row.branch, row.host)
-            run_id = smoke(self.app.places, wish, self.app.tell_from_thread, rungs=rungs, again=again)
-        except TROUBLE as error:
-            self.app.fail_from_thread(refusal(error))
-            return
+        wish = told_again(self.app.places, row.newest_run) or Wish(row.recipe, row.branch, row.host)
+        run_id = smoke(self.app.places, wish, self.app.tell_from_thread, rungs=rungs, again=again)
         self.app.tell_from_thread(f"smoke run {run_id} started" if run_id else "nothing is missing; a runs all again")
 
     @on(Table.Moved)
