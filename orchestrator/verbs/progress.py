@@ -65,7 +65,7 @@ class Progress:
 
 
 def moment_text(moment: Moment) -> str:
-    """`training  213/400 [#####     ]  mean loss 2.314  1,020 block tokens/s  left 1 min 05 s`, means of the newest reports."""
+    """`training  213/400 [#####     ]  left 1 min 05 s  mean loss 2.314  1,020 block tokens/s`, means of the newest reports."""
     run = moment.run
     where = run.stage or str(run.state).replace("_", " ")
     if moment.kill_in_s is not None:
@@ -90,10 +90,7 @@ def bar(done: float, total: float | None) -> str:
 
 
 def _numbers(moment: Moment) -> list[str]:
-    run, recent = moment.run, moment.recent
-    told = [f"mean {name} {number(recent[name])}" for name in ("loss", "streak") if name in recent]
-    if "block_tokens_per_s" in recent:
-        told.append(f"{number(recent['block_tokens_per_s'])} block tokens/s")
+    run, recent, told = moment.run, moment.recent, list[str]()
     step_s = recent.get("step_s", _mean_step_s(run))
     if (
         step_s is not None
@@ -102,7 +99,10 @@ def _numbers(moment: Moment) -> list[str]:
         and run.step < run.num_steps
         and not run.state.is_final
     ):
-        told.append(f"left {duration(step_s * (run.num_steps - run.step))}")
+        told.append(f"left {duration(step_s * (run.num_steps - run.step))}")  # first: a narrow terminal cuts the end
+    told += [f"mean {name} {number(recent[name])}" for name in ("loss", "streak") if name in recent]
+    if "block_tokens_per_s" in recent:
+        told.append(f"{number(recent['block_tokens_per_s'])} block tokens/s")
     return told
 
 

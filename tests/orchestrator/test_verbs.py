@@ -125,7 +125,7 @@ def test_progress_tells_step_bar_numbers_and_time_left(tmp_path: Path) -> None:
 
     text = moment_text(Moment(_run(tmp_path), recent, None))
 
-    assert text == "training  213/400 [###########         ]  mean loss 2.31  1,020 block tokens/s  left 1 min 34 s"
+    assert text == "training  213/400 [###########         ]  left 1 min 34 s  mean loss 2.31  1,020 block tokens/s"
 
 
 def test_a_run_that_has_ended_tells_its_mean_loss_as_lists_do_and_no_time_left(yard: Yard) -> None:
