@@ -46,12 +46,15 @@ def _index(folder: Path) -> Path:
 def _offer(installer: str, index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine this one alone, with these packages and no network."""
     (folder / "bin").mkdir()
+    for tool in {each.name: each for each in (*Path("/bin").iterdir(), *Path("/usr/bin").iterdir())}.values():
+        if tool.name != "uv":  # a machine may have its own
+            (folder / "bin" / tool.name).symlink_to(tool)
     if installer == "uv":
         (folder / "bin" / "uv").symlink_to(UV)
     settings = folder / "uv.toml"
     settings.write_text(_uv_settings(index))
     for name, value in (
-        ("PATH", f"{folder}/bin:/usr/bin:/bin"),
+        ("PATH", f"{folder}/bin"),
         ("PIP_NO_INDEX", "1"),
         ("PIP_FIND_LINKS", str(index)),
         ("UV_CONFIG_FILE", str(settings)),

@@ -69,13 +69,16 @@ def _is_named_as_seen(version: int, above: Path) -> bool:
 
 @pytest.fixture
 def group() -> Iterator[Group]:
+    why = "no control group here limits memory"
     for version, above, limit, swaps in _makings():
         if not _is_named_as_seen(version, above):
+            why = f"a container whose own group lies elsewhere below {above} than the kernel says"
             continue
         folder = above / f"draftyard-test-{os.getpid()}"
         try:
             folder.mkdir()
-        except OSError:
+        except OSError as error:
+            why = f"{above}: {error.strerror}"
             continue
         (folder / limit).write_text(str(LIMIT_BYTES))
         for file in swaps:  # not there where nothing can swap
@@ -84,7 +87,7 @@ def group() -> Iterator[Group]:
         yield Group(version, folder)
         _remove(folder)
         return
-    pytest.skip("this user may make no control group of its own: not root, or they are read-only here")
+    pytest.skip(f"no control group of its own can be made: {why}")
 
 
 def _remove(folder: Path) -> None:
