@@ -89,7 +89,10 @@ def _run(job: Job, options: argparse.Namespace, stop: StopWish) -> str:
 
 
 def _place() -> Place | None:
-    """Where torch's launcher put this process; None without one. UserFault: only some of its variables are set."""
+    """Where torch's launcher put this process; None without one. UserFault: only some of its variables are set.
+
+    One of several also asks its card for more queues, by the environment and so before anything touches the card.
+    """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found = {name: os.environ.get(name) for name in names}
     missing = [name for name, value in found.items() if value is None]
