@@ -4,10 +4,12 @@ Takes samples, returns lines; the arithmetic is curve's, the dots are canvas's. 
 front: older attempts, the span from lowest to highest, the smoothed mean. Values that were not
 finite are marked on the bottom row of the plot and counted in the title; where a few values would
 press all others flat, they leave the axis: an arrow marks their place, the title says how far they go.
+The span is drawn of one curve alone; of every other one what leaves the axis by far is marked all the same.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from tui.canvas import Canvas
-from tui.curve import Axis, Sample, Trace, Window, axis_of, full_window, means, nearest, smooth, trace
+from tui.curve import Axis, Sample, Trace, Window, axis_of, full_window, is_far, means, nearest, smooth, trace
 from tui.pieces import Line, Piece, fitted, width_of
 from tui.theme import MARKS, SERIES
 from tui.wording import count, fit, gib, short_count, value
@@ -54,12 +56,16 @@ def chart_lines(title: str, unit: str, series: Sequence[Series], size: tuple[int
     canvas = Canvas(max(4, width - labels_width), plot_height, ascii=look.ascii_only)
     traces = _traces(series, window, canvas.num_columns, look)
     axis = axis_of([one for _, one in traces], is_log=look.is_log)
+    has_band = any(meaning == "band" for meaning, _ in traces)
+    unspread = [one for one in series if one.is_dimmed or one.is_reference or not has_band]
+    strays = _strays(unspread, window, canvas.num_columns, axis, look)
     for layer, (_, shown) in enumerate(traces):
         canvas.plot(shown, axis, layer)
-    plot = _plot_lines(canvas, axis, traces, unit, labels_width)
+    leaving = [one for _, one in traces] + strays
+    plot = _plot_lines(canvas, axis, traces, leaving, (unit, labels_width))
     if look.crosshair is not None:
         plot = _with_crosshair(plot, window, look.crosshair, labels_width, canvas.width)
-    head = [*_title(title, unit, series, look, traces), *_reach(axis, traces, unit)]
+    head = [*_title(title, unit, series, look, traces), *_reach(axis, leaving, unit)]
     if width_of(head) > width:  # a word of explanation goes before a number is cut
         head = [piece for piece in head if piece[0] != SPAN_NOTE]
     return [fitted(head, width), *plot, _steps(window, width, labels_width)]
@@ -84,12 +90,30 @@ def _traces(series: Sequence[Series], window: Window, num_columns: int, look: Lo
     return back + front
 
 
+def _strays(series: Sequence[Series], window: Window, num_columns: int, axis: Axis, look: Look) -> list[Trace]:
+    """Of curves whose span is not drawn, the columns whose lowest or highest value lies far beyond the axis."""
+    found = []
+    for one in series:
+        if not any(sample.low < sample.high for sample in one.samples):
+            continue
+        spread = trace(one.samples, window, num_columns, is_log=look.is_log)
+        columns = [span if span and is_far(span, axis) else None for span in spread.columns]
+        found.append(dataclasses.replace(spread, columns=tuple(columns)))
+    return found
+
+
 def _plot_lines(
-    canvas: Canvas, axis: Axis, traces: Sequence[tuple[str, Trace]], unit: str, labels_width: int
+    canvas: Canvas,
+    axis: Axis,
+    traces: Sequence[tuple[str, Trace]],
+    leaving: Sequence[Trace],
+    labels: tuple[str, int],
 ) -> list[Line]:
+    """`leaving`: whose values beyond the axis are marked; `labels`: their unit and their cells."""
+    unit, labels_width = labels
     rows = canvas.rows()
     bad_cells = {column // 2 for _, one in traces for column in one.bad_columns}
-    above, below = _leaving(axis, traces)
+    above, below = _leaving(axis, leaving)
     are_several = sum(meaning not in ("faint", "band") for meaning, _ in traces) > 1
     lines: list[Line] = []
     places = _places_of_marks([meaning for meaning, _ in traces]) if are_several else {}
@@ -118,9 +142,9 @@ def _places_of_marks(meanings: Sequence[str]) -> dict[tuple[str, int], str]:
     return {(meaning, 2 * SERIES.index(meaning)): MARKS[meaning] for meaning in meanings if meaning in MARKS}
 
 
-def _leaving(axis: Axis, traces: Sequence[tuple[str, Trace]]) -> tuple[set[int], set[int]]:
+def _leaving(axis: Axis, traces: Sequence[Trace]) -> tuple[set[int], set[int]]:
     """Cells whose values lie above the axis, and below it."""
-    columns = [(place // 2, span) for _, one in traces for place, span in enumerate(one.columns) if span is not None]
+    columns = [(place // 2, span) for one in traces for place, span in enumerate(one.columns) if span is not None]
     above = {cell for cell, span in columns if span.high > axis.high}
     return above, {cell for cell, span in columns if span.low < axis.low}
 
@@ -186,9 +210,9 @@ def _short_newest(one: Series, unit: str, look: Look) -> str:
     return short_count(number) if unit != "bytes" and abs(number) >= 10_000 else value(number, unit=unit)
 
 
-def _reach(axis: Axis, traces: Sequence[tuple[str, Trace]], unit: str) -> Line:
+def _reach(axis: Axis, traces: Sequence[Trace], unit: str) -> Line:
     """How far values go that have left the axis: `↑ 69`."""
-    spans = [span for _, one in traces for span in one.columns if span is not None]
+    spans = [span for one in traces for span in one.columns if span is not None]
     high, low = (
         max((span.high for span in spans), default=axis.high),
         min((span.low for span in spans), default=axis.low),

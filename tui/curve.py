@@ -197,6 +197,13 @@ def axis_of(traces: Iterable[Trace], *, is_log: bool = False) -> Axis:
     return Axis(low - room, high + room)
 
 
+def is_far(span: Column, axis: Axis) -> bool:
+    """Whether it reaches beyond the axis by PRESSING times its height, where a line of means would not show it."""
+    if axis.is_log:
+        return axis.position(span.high) > 1 + PRESSING or (span.low > 0 and axis.position(span.low) < -PRESSING)
+    return axis.position(span.high) > 1 + PRESSING or axis.position(span.low) < -PRESSING
+
+
 def nearest(samples: Sequence[Sample], step: float) -> Sample | None:
     """The sample closest to a step."""
     if not samples:

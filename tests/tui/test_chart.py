@@ -44,6 +44,39 @@ def test_a_spike_of_one_step_is_marked_and_told_however_smooth_the_line(smoothin
     assert top(lines) < 10.0  # the others are not pressed flat by it
 
 
+SPREAD = [Sample(float(step), 0.99, 1.02, 1.01) for step in range(240)]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.8])
+@pytest.mark.parametrize(("number", "arrow", "row"), [(50.0, "↑", 1), (-50.0, "↓", -2)])
+@pytest.mark.parametrize("which", ["older attempt", "baseline", "one of several"])
+def test_a_spike_within_a_bucket_is_marked_whosever_curve_it_is(
+    which: str, number: float, arrow: str, row: int, smoothing: float
+) -> None:
+    """Where no span is drawn, a curve is its buckets' means: one value of a thousand would be lost in them."""
+    spiked = list(SPREAD)
+    spiked[100] = Sample(100.0, min(0.99, number), max(1.02, number), 1.01)
+    series = {
+        "older attempt": [Series("", "faint", spiked, is_dimmed=True), Series("", "live", SPREAD, 1.0)],
+        "baseline": [Series("", "live", SPREAD, 1.0), Series("", "series_2", spiked, is_reference=True)],
+        "one of several": [Series("", "series_1", SPREAD), Series("", "series_2", spiked)],
+    }[which]
+
+    lines = chart_lines("loss", "", series, SIZE, Look(smoothing=smoothing))
+
+    assert f"{arrow} {number:g}" in text_of([lines[0]])
+    assert arrow in text_of([lines[row]])[8 + 21 : 8 + 23]
+    assert 0.9 < top(lines) < 1.2  # the means are not pressed flat by it
+
+
+def test_curves_that_press_nothing_flat_bear_no_arrow_for_their_spread() -> None:
+    rising = [Sample(float(step), step / 9 - 3, step / 9 + 3, step / 9) for step in range(240)]
+
+    lines = chart_lines("x", "", [Series("", "series_1", rising), Series("", "series_2", rising)], SIZE, Look())
+
+    assert not set("↑↓") & set(text_of(lines))
+
+
 def test_a_loss_that_begins_far_above_is_seen_to_fall_where_it_lives() -> None:
     samples = raw_samples((step, 4.0 + 2.0 * math.exp(-step / 200) + 65.0 * math.exp(-step / 4)) for step in range(700))
 
