@@ -16,8 +16,9 @@ from remote.drafter.job import Job
 from remote.drafter.loss import LossSums
 from remote.drafter.metrics import Metrics, metrics
 from remote.drafter.optim import NonFiniteError
-from remote.drafter.step import ON_DRAFTER, MicroBatch, StepResult
+from remote.drafter.step import ON_PEER, MicroBatch, StepResult
 from remote.drafter.workbench import Workbench
+from remote.roles import Roles
 
 
 @dataclass
@@ -71,14 +72,22 @@ def stop_at_non_finite(job: Job, window: Window, bench: Workbench) -> None:
     rows = [key for keys in micro_batches for key in keys]
     where = "in the step's gradient" if found.micro_batch is None else f"in micro-batch {found.micro_batch + 1}"
     place = f" {where} ({', '.join(f'row {row} of epoch {epoch}' for epoch, row in rows)})"
-    if found.term.startswith(ON_DRAFTER):
-        rows, place = [], ", which says in which rows"
+    term = found.term
+    if term.startswith(ON_PEER):
+        rank = peers_rank(term, job.ranks.roles)
+        term, rows = f"loss on {job.ranks.roles.name(rank)}", []
+        place = f" (`draftyard logs RUN --rank {rank}` names the rows)"
     error = NonFiniteError(
-        f"step {found.step}: {found.term} is not finite{place}; no weight has moved since step {found.step - 1}"
+        f"step {found.step}: {term} is not finite{place}; no weight has moved since step {found.step - 1}"
     )
-    facts = {"term": found.term, "micro_batch": found.micro_batch, "rows": rows}
+    facts = {"term": term, "micro_batch": found.micro_batch, "rows": rows}
     job.reporter.failure(error, stage="training", step=found.step, facts=facts)
     raise error
+
+
+def peers_rank(term: str, roles: Roles) -> int:
+    """Of the drafter whose loss closed another one's latch under that name."""
+    return roles.drafters[int(term.removeprefix(ON_PEER))]
 
 
 def _times(window: Window, bench: Workbench) -> Metrics:

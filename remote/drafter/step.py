@@ -28,7 +28,7 @@ from remote.drafter.loss import LossSums, drafter_loss, known_denominator
 from remote.drafter.workbench import Workbench
 from remote.spec import LOSS_TERMS, DataSpec
 
-ON_DRAFTER = "loss on drafter "  # and which: what a drafter's latch closes for that another one has seen
+ON_PEER = "loss of peer "  # and its index: what a drafter's latch closes for that another one has seen
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _close_together(step: int, bench: Workbench) -> None:
         own_P = torch.zeros(peers.num, device=latch.is_closed.device)
         own_P[peers.index] = latch.is_closed
         closed_P = peers.sum(own_P)
-        latch.watch(step, {f"{ON_DRAFTER}{i}": torch.where(closed_P[i] > 0, torch.nan, 0.0) for i in range(peers.num)})
+        latch.watch(step, {f"{ON_PEER}{i}": torch.where(closed_P[i] > 0, torch.nan, 0.0) for i in range(peers.num)})
 
 
 def _detached(sums: LossSums) -> LossSums:

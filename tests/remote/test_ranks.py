@@ -224,7 +224,8 @@ def test_a_number_that_is_not_finite_on_one_drafter_ends_both_after_the_same_ste
     assert [ended.final(rank) for rank in (0, 1)] == ["failed", "failed"]
     assert re.search(r"step 3: loss_ce is not finite in micro-batch 1 \(row \d of epoch \d\)", ended.failure(1))
     assert ended.failure(0).endswith(
-        "NonFiniteError: step 3: loss on drafter 1 is not finite, which says in which rows; no weight has moved since step 2"
+        "NonFiniteError: step 3: loss on rank 1 (drafter 1) is not finite (`draftyard logs RUN --rank 1` names the rows); "
+        "no weight has moved since step 2"
     )
     assert list(losses(ended.run)) == [1, 2, 3]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from remote.drafter.log import peers_rank
+from remote.drafter.step import ON_PEER
 from remote.roles import Roles
 
 
@@ -66,3 +68,13 @@ def test_a_rank_is_named_with_its_role() -> None:
         "rank 1 (target 0, node 0)",
         "rank 2 (drafter 1, node 1)",
     ]
+
+
+def test_a_loss_of_another_drafter_is_of_the_rank_that_has_its_place_among_them() -> None:
+    """Over hosts that is not the drafter of that number."""
+    roles = Roles(num_drafters=4, num_targets=4, num_nodes=2)
+
+    ranks = [peers_rank(f"{ON_PEER}{index}", roles) for index in range(4)]
+
+    assert ranks == roles.drafters
+    assert [roles.title(rank) for rank in ranks] == ["drafter 0", "drafter 2", "drafter 1", "drafter 3"]
