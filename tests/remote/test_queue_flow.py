@@ -60,9 +60,9 @@ def test_a_batch_travels_while_the_target_computes_the_next_and_the_drafter_trai
 ) -> None:
     events = flow(tmp_path, "overlap")
 
-    computed_s, arrived_s, taken_s = (at_s(events, what) for what in ("computed", "arrived", "taken"))
+    computed_s, arrived_s, takes_s = (at_s(events, what) for what in ("computed", "arrived", "takes"))
     assert all(next_s < here_s for next_s, here_s in zip(computed_s[1:], arrived_s, strict=False))
-    assert all(next_s < here_s for next_s, here_s in zip(arrived_s[1:], taken_s[1:], strict=True))
+    assert all(next_s < here_s for next_s, here_s in zip(arrived_s[1:], takes_s[1:], strict=True))
     assert batches(events, "taken") == list(range(NUM_BATCHES))
 
 
