@@ -1,8 +1,9 @@
-"""Python that has loaded torch, transformers and the trainer already: loading takes seconds of every job's process.
+"""Python that has loaded already what a program of ours needs: loading takes seconds of every process.
 
-    [*python(), "-m", "remote.drafter", ...]      what a test starts instead of [sys.executable, "-m", ...]
+    [*python("remote.drafter"), "-m", "remote.drafter", ...]      what a test starts instead of [sys.executable, "-m", ...]
+    environment("orchestrator")      where `python -m orchestrator...` is as warm, whoever starts it: warm_path
 
-That is a small client. It hands its words, folder, environment and files to a server, which forks a process for them;
+The command is a small client. It hands its words, folder, environment and files to a server, which forks a process for them;
 signals go there, the status comes back, and the end of the client is the job's. So each job is a process of its own, as
 it is without this, but for its memory: a test that measures that, or a group of processes, starts Python itself.
 """
@@ -26,25 +27,45 @@ import time
 from pathlib import Path
 from typing import Any
 
-TREE = Path(__file__).resolve().parents[2]
-LOADED = ("remote.drafter.ladder", "remote.drafter.jobs", "torch.distributed.elastic.agent.server.local_elastic_agent")
-LOADED += ("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "torch.distributed.launcher.api")
-LOADED += ("transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto")
+TREE = Path(__file__).resolve().parents[1]
+PATH = TREE / "tests" / "warm_path"  # first on PYTHONPATH
+TRAINER = ("remote.drafter.ladder", "remote.drafter.jobs", "torch.distributed.elastic.agent.server.local_elastic_agent")
+TRAINER += ("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "torch.distributed.launcher.api")
+TRAINER += ("transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto")
+FOLLOWER = "orchestrator.follow.follower"
+OWN = (
+    "orchestrator.verbs.jobs",
+    "orchestrator.verbs.life",
+    "orchestrator.actions.jobs",
+    "orchestrator.shell.ssh",
+    FOLLOWER,
+)
+LOADED = {"remote.drafter": TRAINER, "orchestrator": OWN}
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @functools.cache
-def python() -> list[str]:
+def python(program: str) -> list[str]:
     """The command; its server starts with the first call and ends with this process, whose pipe it reads."""
     if not hasattr(os, "pidfd_open"):  # elsewhere than on Linux each job loads all by itself
         return [sys.executable]
     name = f"draftyard-warm-{os.getpid()}-{time.monotonic_ns()}"  # of no file
     command = [sys.executable, __file__]
-    server = subprocess.Popen([*command, "serve", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TREE)
+    # Its line is that of what it forks, and a follower is known by its own: whether a lease's holder may be ended.
+    server = subprocess.Popen(
+        [*command, "serve", name, program, FOLLOWER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TREE
+    )
     atexit.register(end, server)
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n", "the server of warm processes did not start"
     return [command[0], "-I", "-S", command[1], name]
+
+
+def environment(program: str) -> dict[str, str]:
+    """To be added to the environment; nothing where `python` has no server."""
+    *_, name = python(program)
+    path = [str(PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {} if name == sys.executable else {"WARM_SERVER": name, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
@@ -78,9 +99,10 @@ def ask(name: str, words: list[str]) -> int:
 # ---- The server: returns in a job's process alone, which then is what it was asked for
 
 
-def serve(name: str) -> dict[str, Any]:
-    for module in LOADED:
+def serve(name: str, program: str) -> dict[str, Any]:
+    for module in LOADED[program]:
         importlib.import_module(module)
+    sys.modules.pop(FOLLOWER, None)  # it is run under another name, with what it has loaded
     gc.freeze()  # a collection in a fork would copy every page of it
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
@@ -108,6 +130,9 @@ def mind(connection: socket.socket) -> dict[str, Any]:
         return take_over(json.loads(text), files)
     for file in files:
         os.close(file)
+    unused = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):  # a follower stays on when the tests have ended, and holds no output of theirs
+        os.dup2(unused, number)
     connection.sendall(b"%d\n" % job)
     ended = os.pidfd_open(job)
     if connection in select.select([ended, connection], [], [])[0]:
@@ -166,6 +191,6 @@ def run_main(words: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         sys.path[0] = str(TREE)
-        run(serve(sys.argv[2])["words"])
+        run(serve(*sys.argv[2:4])["words"])
     else:
         sys.exit(ask(sys.argv[1], sys.argv[2:]))

@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.orchestrator.yard import QUICK, RECIPE, TRAIN, Yard, end
 
 
 @pytest.fixture
-def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Yard]:
+def yard(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Yard]:
     """A git work tree with recipes/tiny.yaml; the host `local` works below the same folder."""
     root = tmp_path / "a project"
     (root / "recipes" / "job").mkdir(parents=True)
@@ -25,6 +31,9 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(root / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(root / "config"))
+    if request.node.get_closest_marker("slow"):  # the others start nothing of ours
+        for name, value in warm.environment("orchestrator").items():
+            monkeypatch.setenv(name, value)
     here = Yard(root, capsys)
     yield here
     end(here)

@@ -19,7 +19,7 @@ from remote.report import Reporter
 from remote.rundir import RunDir
 from remote.spec import DataSpec, DFlashSpec, DrafterSpec, EvaluateSpec, TargetSpec, TrainSpec, dump
 from remote.wire import Event, decode
-from tests.remote import warm
+from tests import warm
 
 TREE = Path(__file__).resolve().parents[2]
 ANSWERS = "tiny.answers.jsonl"
@@ -107,7 +107,9 @@ def start_job(
 
 def run_job(run: RunDir, *words: str, attempt: int = 1, is_warm: bool = True) -> subprocess.CompletedProcess[str]:
     """The same, to its end; in a process that had loaded its libraries, unless its memory is what the test looks at."""
-    with start_job(run, *words, attempt=attempt, python=warm.python() if is_warm else (sys.executable,)) as process:
+    with start_job(
+        run, *words, attempt=attempt, python=warm.python("remote.drafter") if is_warm else (sys.executable,)
+    ) as process:
         output, errors = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.remote import warm
+from tests import warm
 from tests.remote.jobs import TREE
 
 pytestmark = pytest.mark.slow  # two processes each
@@ -22,7 +22,7 @@ NUM_BATCHES, CAPACITY, ENOUGH = 12, 3, 5  # as in queue_job
 
 def flow(folder: Path, scene: str) -> list[dict[str, Any]]:
     """What both did, in its order."""
-    command = [*warm.python(), str(TREE / "tests" / "remote" / "queue_job.py"), str(folder)]
+    command = [*warm.python("remote.drafter"), str(TREE / "tests" / "remote" / "queue_job.py"), str(folder)]
     environment = os.environ | {"PYTHONPATH": str(TREE), "OMP_NUM_THREADS": "1"}
     begun = [
         subprocess.Popen([*command, rank, scene], env=environment, stderr=subprocess.PIPE, text=True) for rank in "01"
