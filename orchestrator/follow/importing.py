@@ -21,6 +21,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from orchestrator.errors import DraftyardError
 from orchestrator.follow.desk import Desk
+from orchestrator.follow.notices import notice
 from orchestrator.follow.one_run import bring_in_whole, conclude
 from orchestrator.observe import Evidence, observe
 from orchestrator.shell.local import LocalShell
@@ -99,7 +100,7 @@ def _row(source: RunDir, job: dict[str, Any]) -> NewRun:
         recipe=str(spec.get("recipe") or facts.get("recipe") or "unknown"),
         branch=str(spec.get("branch") or facts.get("branch") or "unknown"),
         host=HOST,
-        documents={Document.SPEC: json.dumps(spec)},
+        documents={Document.SPEC: json.dumps(spec), Document.LAUNCH: json.dumps({"gpus": _gpus(source, job)})},
         workdir=str(source.root.parent.parent),
         num_steps=steps if isinstance(steps, int) and kind == Kind.TRAIN else None,
         tree_hash=None if facts.get("tree") is None else str(facts["tree"]),
@@ -112,6 +113,14 @@ def _began_s(seen: Evidence) -> float | None:
     """When its first attempt was started, by that host's clock: the moment of the import says nothing of the run."""
     said = (_object(found).get("started_s") for found in (seen.supervisor, seen.exit))
     return next((float(at_s) for at_s in said if isinstance(at_s, int | float) and 0 < at_s <= LATEST_S), None)
+
+
+def _gpus(source: RunDir, job: dict[str, Any]) -> list[str]:
+    """The cards that the job was given. Raises DraftyardError where the file names none that could be."""
+    gpus = job.get("gpus") or []
+    if not isinstance(gpus, list) or not all(isinstance(gpu, str) for gpu in gpus):
+        raise DraftyardError(f"{source.job_json}: gpus is no list of indices and UUIDs; copy the folder anew")
+    return gpus
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -154,6 +163,7 @@ def _import_attempts(store: Store, source: RunDir, run: RunRow, seen: dict[int, 
 def _import_attempt(desk: Desk, source: RunDir, run_id: str, number: int, seen: Evidence) -> None:
     run = desk.reader.run(run_id)
     bring_in_whole(desk, LocalShell(), replace(run, attempt=number), seen, str(source.root))
+    notice(desk, replace(run, attempt=number), seen)
     if run.attempt != number:
         return  # an older attempt of a folder imported before
     if run.state is State.LOST and (seen.exit is not None or run.evidence == CUT_SHORT):
@@ -162,6 +172,6 @@ def _import_attempt(desk: Desk, source: RunDir, run_id: str, number: int, seen: 
 
 
 def _seen(source: RunDir, number: int) -> Evidence:
-    """A copy lives nowhere, and this machine's boot says nothing about it."""
+    """A copy lives nowhere, and neither this machine's boot nor its disk says anything about it."""
     seen = observe(LocalShell(), str(source.root), attempt=number)
-    return replace(seen, supervisor_alive=False, job_alive=False, rebooted=False, is_claimed=True)
+    return replace(seen, supervisor_alive=False, job_alive=False, rebooted=False, is_claimed=True, disk_free_bytes=None)

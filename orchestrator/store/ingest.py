@@ -172,6 +172,7 @@ def _advance_attempt(
         "key": place[0],
         "attempt": place[1],
         "first_s": first_s,
+        "begun_s": first_s if writer == SUPERVISOR and events[0].seq <= 1 else None,
         "last_s": last_s,
         "last_job_s": None if is_supervisor(writer) else last_s,
         "first_mono_s": mono[0],
@@ -192,7 +193,7 @@ _LATER = "max(coalesce({0}, :{1}), coalesce(:{1}, {0}))"
 
 _ATTEMPT = f"""
     UPDATE attempts SET
-        started_s = coalesce(started_s, :first_s),
+        started_s = coalesce(:begun_s, started_s, :first_s),
         last_event_s = {_LATER.format("last_event_s", "last_s")},
         last_job_event_s = {_LATER.format("last_job_event_s", "last_job_s")},
         first_mono_s = {_EARLIER.format("first_mono_s", "first_mono_s")},
@@ -206,7 +207,7 @@ _ATTEMPT = f"""
 
 _RUN = f"""
     UPDATE runs SET
-        started_s = coalesce(started_s, :first_s),
+        started_s = coalesce(:begun_s, started_s, :first_s),
         last_event_s = {_LATER.format("last_event_s", "last_s")},
         step = coalesce((SELECT last_step FROM attempts WHERE run_key = :key AND number = :attempt), step),
         stage = coalesce(:stage, stage),

@@ -1,8 +1,10 @@
 """Run folders brought from elsewhere, made by a real supervisor and read in as if they had been followed."""
 
 import fcntl
+import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -11,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator import launch
 from orchestrator.errors import DraftyardError
 from orchestrator.follow.follower import Follower, follow
 from orchestrator.follow.importing import CUT_SHORT, HOST, import_folder, settle
-from orchestrator.store.rows import State
+from orchestrator.shell.local import LocalShell
+from orchestrator.store.rows import Document, State
 from orchestrator.store.writes import Store
+from orchestrator.workplace import Workplace
 from remote.rundir import RunDir, read_json, write_json
 from tests.orchestrator.runs import new_run
 
@@ -74,6 +79,103 @@ def test_a_folder_is_read_in_like_a_followed_run(made: Path, tmp_path: Path) -> 
     assert [value.step for value in store.reader.metric_values(run.id, "loss")] == list(range(1, 21))
     assert store.logs.read(run.id, 1, "stdout", offset=0, size=7) == b"step 1\n"
     assert store.reader.failures(run.id)[0].facts["install"] == "pip install missing-package"
+
+
+# One of everything that a job can say, on two ranks; a loss that is no number; a log without a last newline.
+EVERYTHING = """
+import sys
+from remote.report import Reporter
+other, reporter = Reporter.from_environment("rank1"), Reporter.from_environment("rank0")
+other.metrics(1, {"loss": 2.0})
+other.close()
+with reporter.job():
+    reporter.start(num_steps=20)
+    reporter.stage("train")
+    for step in range(1, 301):
+        reporter.metrics(step, {"loss": float("nan") if step == 9 else 1 / step, "lr": 0.1})
+    reporter.progress("prepare", done=3, total=9, unit="B")
+    reporter.memory("train", gpu=0, allocated_bytes=1, reserved_bytes=2, driver_bytes=3)
+    reporter.rung("fwd", passed=True, values={"loss": 1.0})
+    reporter.checkpoint(10, path="checkpoints/10", size_bytes=7, is_best=True)
+    reporter.checkpoint(20, path="checkpoints/20", size_bytes=7)
+    reporter.checkpoint_removed(10, path="checkpoints/10")
+    reporter.evaluation(20, protocol={"data": "x"}, values={"accepted": 2.5})
+    reporter.note("nearly there")
+    print("said", end="")
+    sys.stderr.buffer.write(b"\\xff\\r50%")
+    {ending}
+"""
+CARD = """#!/bin/sh
+case "$*" in *memory.used*) echo "5, GPU-5555, 1024, 97887, 40";; esac
+"""
+# What is of whoever brought it in, not of the run: keys, the host and its folder, when it was asked for or read, and which
+# states somebody saw on the way. A stream's identity is its file's number.
+NOT_OF_THE_RUN = {
+    "runs": {"host", "workdir", "created_s"},
+    "attempts": {"created_s"},
+    "streams": {"identity"},
+    "events": {"at_s"},
+    "metrics": {"series"},
+    "rollups": {"series"},
+}
+LEFT_OUT = {
+    "sqlite_sequence",
+    "cursors",
+    "hosts",
+    "log_marks",
+}  # of a database and its follower, of when a log was read
+
+
+def rows_of(store: Store) -> dict[str, list[tuple[Any, ...]]]:
+    """Every table, sorted, without what is left out above and all keys."""
+    database = sqlite3.connect(store.path)
+    names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    found = {}
+    for name in sorted(set(names) - LEFT_OUT):
+        columns = [row[1] for row in database.execute(f"PRAGMA table_info({name})")]
+        kept = [each for each in columns if each not in {"id", "key", "run_key"} | NOT_OF_THE_RUN.get(name, set())]
+        kept += ["id"] * (name == "runs")
+        where = "WHERE kind != 'state'" if name == "events" else ""
+        found[name] = sorted(database.execute(f"SELECT {', '.join(kept)} FROM {name} {where}"), key=repr)
+    database.close()
+    return found
+
+
+@pytest.mark.parametrize("ending", ["pass", "raise MemoryError('no room')"])
+def test_a_run_that_is_imported_is_row_by_row_what_it_is_when_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(CARD)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    spec = {"recipe": "far", "branch": "v6", "train": {"num_steps": 20}, "tags": ["usb"], "why": "x"}
+    place = Workplace(str(tmp_path / "there"), sys.executable, str(tmp_path))
+    followed, imported = Store(tmp_path / "followed" / "runs.db"), Store(tmp_path / "imported" / "runs.db")
+    documents = {Document.SPEC: json.dumps(spec, sort_keys=True), Document.LAUNCH: json.dumps({"gpus": ["GPU-5555"]})}
+    asked = {"recipe": "far", "branch": "v6", "workdir": place.work_dir, "documents": documents, "num_steps": 20}
+    followed.create_run(new_run("far", **asked, tags=("usb",), why="x"))
+    script = EVERYTHING.replace("{ending}", ending)
+    argv = (sys.executable, "-c", script)
+    job = launch.Job("far", "train", followed.new_attempt("far"), argv, str(TREE), json.dumps(spec), gpus=("GPU-5555",))
+    launch.start(LocalShell(), place, job)
+    ending_event = threading.Event()
+    assert follow(Follower(followed.path, connect_to=lambda *_: LocalShell(), ending=ending_event, idle_s=0.1))
+
+    there = Path(place.run_dir("far"))
+    import_folder(imported, Path(shutil.copytree(there, tmp_path / "usb" / "far")))
+
+    assert followed.reader.run("far").state.is_final
+    left, right = rows_of(followed), rows_of(imported)
+    assert {name for name, rows in left.items() if rows} >= {
+        "runs", "documents", "tags", "attempts", "streams", "series", "metrics", "rollups", "memory_peaks", "gpu_samples",
+        "checkpoints", "rungs", "evaluations", "progress", "events",
+    }  # fmt: skip
+    differing = {name: (rows, right[name]) for name, rows in left.items() if right[name] != rows}
+    assert not differing
+    for stream in ("stdout", "stderr"):
+        assert imported.logs.path("far", 1, stream).read_bytes() == followed.logs.path("far", 1, stream).read_bytes()
 
 
 def test_importing_again_changes_nothing_and_a_newer_copy_adds_what_is_new(made: Path, tmp_path: Path) -> None:
@@ -226,6 +328,8 @@ def sparse(tmp_path: Path, *, job: dict[str, Any] | None = None, spec: Any = Non
         {"spec": {"train": {"num_steps": 10**40}}},
         {"spec": {"env": {"A": [1]}}},
         {"job": {"kind": "party"}},
+        {"job": {"gpus": [5]}},
+        {"job": {"gpus": "5"}},
     ],
     ids=str,
 )
