@@ -13,7 +13,7 @@ from orchestrator.actions.history import in_reading_order, spec_differences
 from orchestrator.store.rows import SeriesRow
 from orchestrator.units import counted, unit_of
 from tui.chart import Look, Series, chart_lines
-from tui.detail import RunDetail
+from tui.detail import FIRST_METRICS, MOST_OVERLAID, RunDetail, overlaid
 from tui.facts import fact_text
 from tui.frame import YardScreen
 from tui.overview import CHART_SMOOTHING
@@ -24,7 +24,6 @@ from tui.theme import MARKS, SERIES
 from tui.wording import fit, state_letter, state_word, value
 from tui.worth import UNIT, worth_rows
 
-METRICS = ("loss", "accuracy", "streak", "block_tokens_per_s")
 MOST_RUNS = len(SERIES)
 FEW_LINES = 12  # differences up to this many lines come before the charts
 LOWER_IS_BETTER = ("loss", "step_s", "wait_s", "peak")
@@ -52,7 +51,7 @@ class CompareScreen(YardScreen):
         self._sheet.focus()
 
     def ask(self) -> Ask:
-        return Ask(wants_list=False, compared=self._run_ids, curves=CurvesAsk(names=METRICS, buckets=240))
+        return Ask(wants_list=False, compared=self._run_ids, curves=CurvesAsk(buckets=240))
 
     def present(self, snapshot: Snapshot) -> None:
         self._sheet.show(lambda width, _height: compare_lines(snapshot.compared, width, self._look()))
@@ -76,7 +75,8 @@ class CompareScreen(YardScreen):
 def compare_lines(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
     lines = [_legend(detail, SERIES[index]) for index, detail in enumerate(details)]
     differences = _differences(details, width)
-    charts = [BLANK, *_charts(details, width, look)]
+    names = overlaid([detail.series for detail in details])
+    charts = [BLANK, *_charts(details, [name for name in names if name in FIRST_METRICS], width, look)]
     lines += [*differences, *charts] if len(differences) <= FEW_LINES else [*charts, *differences]
     lines += _worth(details, width)
     lines += [
@@ -85,6 +85,13 @@ def compare_lines(details: Sequence[RunDetail], width: int, look: Look) -> list[
         _names(details, width),
         *_measured(details, width),
     ]
+    others = [name for name in names[:MOST_OVERLAID] if name not in FIRST_METRICS]
+    if others:
+        lines += [BLANK, heading("Other curves", width, "what two runs or more report")]
+        lines += _charts(details, others, width, look)
+    if left_out := names[MOST_OVERLAID:]:
+        told = f"{counted(len(left_out), 'metric')} more that two runs report: no curve here, in the table above"
+        lines += [BLANK, *wrapped(told, width, "muted")]
     return lines
 
 
@@ -117,8 +124,8 @@ def _legend(detail: RunDetail, meaning: str) -> Line:
     ]
 
 
-def _charts(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
-    names = [name for name in METRICS if any(detail.curve(name) and _has_curve(detail, name) for detail in details)]
+def _charts(details: Sequence[RunDetail], names: Sequence[str], width: int, look: Look) -> list[Line]:
+    names = [name for name in names if any(_has_curve(detail, name) for detail in details)]
     columns = min(len(names), 2 if width >= 72 else 1) or 1
     room = (width - 3 * (columns - 1)) // columns
     lines: list[Line] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 WATER_LINE_S = 3600.0  # how far back the memory over time goes
 EVENT_LIMIT = 60  # the newest
 RATES = ("block_tokens_per_s", "context_tokens_per_s")
+FIRST_METRICS = ("loss", "accuracy", "streak", "block_tokens_per_s")  # of a comparison, before all others
+MOST_OVERLAID = 24  # charts of a comparison
 MAX_OLDER_ATTEMPTS = 3  # drawn dimmed behind the newest
 
 
@@ -149,6 +152,13 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
         pace=_pace(reader, run, attempts, {row.name for row in series}),
         rates=_rates(reader, run, {row.name for row in series}),
     )
+
+
+def overlaid(runs: Sequence[Sequence[SeriesRow]]) -> list[str]:
+    """What a comparison draws over each other: what two runs or more report, in reading order; first FIRST_METRICS of any run."""
+    reports = Counter(name for rows in runs for name in {row.name for row in rows})
+    first = [name for name in FIRST_METRICS if name in reports]
+    return first + in_reading_order({name for name, number in reports.items() if number > 1} - {*first})
 
 
 def summaries(reader: Reader, run_id: str, rows: Sequence[SeriesRow]) -> tuple[SeriesRow, ...]:

@@ -45,7 +45,7 @@ def run(
     _check(runs, screen)
     if runs:
         with Reader(db_path) as reader:
-            runs = [reader.run(selector).id for selector in runs]
+            runs = list(dict.fromkeys(reader.run(selector).id for selector in runs))  # one named twice is one
     is_printed = once or document is not None
     app = Draftyard(
         db_path, places=places, run=runs[0] if len(runs) == 1 else None, compared=runs if len(runs) > 1 else (), screen=screen,

@@ -14,7 +14,7 @@ from orchestrator.errors import DraftyardError
 from orchestrator.store.filter import compile_filter
 from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
-from tui.compare import CompareScreen
+from tui.compare import MOST_RUNS, CompareScreen
 from tui.field import Field
 from tui.home import HomeScreen
 from tui.painted import Columns
@@ -187,6 +187,9 @@ class RunsScreen(HomeScreen):
         if len(marked) < 2:
             self.app.notify("Mark two runs or more with space, then press c.", timeout=4)
             return
+        if len(marked) > MOST_RUNS:
+            told = f"{len(marked)} are marked: the first {MOST_RUNS} of the list are compared; draftyard compare takes more."
+            self.app.notify(told, severity="warning", timeout=8)
         self.app.push_screen(CompareScreen(marked))
 
     def action_baseline(self) -> None:

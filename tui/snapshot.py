@@ -37,8 +37,10 @@ from tui.answers import Answers, answers_of
 from tui.curve import thin
 from tui.detail import (
     EVENT_LIMIT,
+    MOST_OVERLAID,
     RunDetail,
     is_ours,
+    overlaid,
     own_samples,
     read_against,
     read_detail,
@@ -211,8 +213,7 @@ class Room:
             log = None if ask.log is None else read_log(reader, detail.run, ask.log)
             snapshot = dataclasses.replace(snapshot, detail=detail, log=log)
         if ask.compared:
-            details = tuple(read_detail(reader, reader.run(run_id), ask.curves) for run_id in ask.compared)
-            snapshot = dataclasses.replace(snapshot, compared=details)
+            snapshot = dataclasses.replace(snapshot, compared=_compared(reader, ask))
         if ask.wants_hosts:
             numbers = {run.id: self._of_run(reader, run) for run in live}
             snapshot = dataclasses.replace(
@@ -289,6 +290,13 @@ class Room:
 
     def _of_run(self, reader: Reader, run: RunRow) -> RunNumbers:
         return self._numbers_of(reader, [run])[run.id]
+
+
+def _compared(reader: Reader, ask: Ask) -> tuple[RunDetail, ...]:
+    """Each with the same curves: those that are drawn over each other."""
+    names = overlaid([reader.series(run_id) for run_id in ask.compared])[:MOST_OVERLAID]
+    curves = dataclasses.replace(ask.curves, names=tuple(names))
+    return tuple(read_detail(reader, reader.run(run_id), curves) for run_id in ask.compared)
 
 
 def _live_first(reader: Reader, ask: Ask, found: Sequence[RunRow], *, is_cut: bool) -> list[RunRow]:

@@ -12,7 +12,7 @@ from orchestrator.actions import history
 from orchestrator.actions.places import Places, find_places
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, FailureRow, State
-from tests.tui.golden import SCREENS, opened, press
+from tests.tui.golden import SCREENS, opened, press, shown
 from tests.tui.world import NOW_S, SPEC, Writer, Yard, gpu_events, steps
 from tests.tui.yard import OOM, RESUMED
 from tui.app import Draftyard
@@ -21,7 +21,7 @@ from tui.compare import compare_lines
 from tui.detail import RunDetail, read_detail
 from tui.pieces import text_of
 from tui.plain import screen_text
-from tui.snapshot import CurvesAsk
+from tui.snapshot import Ask, CurvesAsk, Room
 
 ONE = "k2nq7wde"
 KEYS_ARE_NO_COUNTS = re.compile(r"\b1 (runs|hosts)  2 ")  # the key 1 of the list, before its name
@@ -44,6 +44,35 @@ def test_a_runs_numbers_are_those_of_show_over_all_its_attempts(yard_places: Pla
 
     loss = next(row for row in detail_of(yard_places.db, RESUMED).series if row.name == "loss")
     assert loss.first_step == 0  # not where the second attempt went on
+
+
+def test_compare_draws_every_metric_that_two_runs_report(tmp_path: Path) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    own = [f"own_{number:02}" for number in range(30)]
+    with yard.store:
+        for run_id, names in (("k2nq7wde", ["reward", *own]), ("m2nq7wde", ["reward", *own, "alone"])):
+            values = dict.fromkeys(["loss", *names], 0.25)
+            Writer(yard.store, yard.run(run_id, f"a/{run_id}")).tell(
+                [("metrics", NOW_S, {"step": step, "values": values}) for step in range(9)]
+            )
+    ask = Ask(wants_list=False, compared=("k2nq7wde", "m2nq7wde"), curves=CurvesAsk(buckets=60))
+    room = Room(yard.path)
+    snapshot = room.read(ask, NOW_S)
+    room.close()
+    assert snapshot is not None
+    text = text_of(compare_lines(snapshot.compared, 150, Look()))
+    charts = {name for name in ("loss", "reward", "alone", *own) if re.search(rf"(^|   ){name}  ●", text, re.MULTILINE)}
+
+    assert len(charts) == 24
+    assert "loss" in charts
+    assert "alone" not in charts
+    assert "8 metrics more" in text
+
+
+async def test_marks_beyond_those_that_are_compared_are_said(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app()
+    async with opened(app, *["space"] * 8, "c", size=(140, 40)) as pilot:
+        await shown(app, pilot, "8 are marked: the first 6 of the list are compared", "compare 6 runs")
 
 
 def test_compare_has_the_best_of_all_attempts(tmp_path: Path) -> None:
