@@ -1,6 +1,6 @@
 """Compiles every kernel for a card that is not here and prints its resources as JSON, one kernel a line.
 
-    python -m tests.remote.kernel_builds CAPABILITY [attention | hopper | others]        (90: H200; 120: RTX PRO 6000)
+    python -m tests.remote.kernel_builds CAPABILITY [attention | hopper | others]...        (90: H200; 120: RTX PRO 6000)
 
 Needs Triton, whose wheel brings the compiler, and no CUDA. Run it with TRITON_INTERPRET=0: tests choose the interpreter.
 """
@@ -184,9 +184,10 @@ def _update_builds(capability: int) -> Iterator[tuple[str, Any]]:
         yield name, build(kernel, constants, capability=capability, pointers=numbers)
 
 
-def main(capability: int, part: str = "all") -> None:
-    for name, built in builds(capability, part):
-        sys.stdout.write(json.dumps({"kernel": name, "shared_bytes": built.metadata.shared}) + "\n")
+def main(capability: int, *parts: str) -> None:
+    for part in parts or ("all",):
+        for name, built in builds(capability, part):
+            sys.stdout.write(json.dumps({"kernel": name, "shared_bytes": built.metadata.shared}) + "\n")
 
 
 if __name__ == "__main__":

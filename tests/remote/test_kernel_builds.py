@@ -14,16 +14,15 @@ SHARED_BYTES = {90: 227 * 1024, 120: 99 * 1024}  # of one program: H200; RTX PRO
 @pytest.mark.slow  # the compiler takes up to 30 s of processor time
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("capability", "part", "count"),
-    [(90, "attention", 3), (90, "hopper", 8), (120, "attention", 5), (120, "others", 13)],
+    ("capability", "parts", "count"), [(90, ["attention", "hopper"], 11), (120, ["attention", "others"], 18)]
 )
-def test_kernels_compile_and_fit_the_shared_memory(capability: int, part: str, count: int) -> None:
+def test_kernels_compile_and_fit_the_shared_memory(capability: int, parts: list[str], count: int) -> None:
     """In a process of its own, with Triton's compiler instead of its interpreter."""
     code = (
         "import os, runpy, sys, tests.remote\n"  # the package chooses the interpreter: undone before Triton is loaded
     )
     code += "os.environ['TRITON_INTERPRET'] = '0'\n"
-    code += f"sys.argv[1:] = ['{capability}', '{part}']\nrunpy.run_module('tests.remote.kernel_builds', run_name='__main__')"
+    code += f"sys.argv[1:] = {[str(capability), *parts]}\nrunpy.run_module('tests.remote.kernel_builds', run_name='__main__')"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=800, check=False)
 
