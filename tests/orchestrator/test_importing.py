@@ -18,8 +18,10 @@ from orchestrator.errors import DraftyardError
 from orchestrator.follow.follower import Follower, follow
 from orchestrator.follow.importing import CUT_SHORT, HOST, import_folder, settle
 from orchestrator.shell.local import LocalShell
+from orchestrator.ship import ship
 from orchestrator.store.rows import Document, State
 from orchestrator.store.writes import Store
+from orchestrator.tree import git_tree, with_remote
 from orchestrator.workplace import Workplace
 from remote.rundir import RunDir, read_json, write_json
 from tests.orchestrator.runs import new_run
@@ -176,6 +178,51 @@ def test_a_run_that_is_imported_is_row_by_row_what_it_is_when_followed(
     assert not differing
     for stream in ("stdout", "stderr"):
         assert imported.logs.path("far", 1, stream).read_bytes() == followed.logs.path("far", 1, stream).read_bytes()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_a_shipped_tree_by_hand_and_bring_its_run_back(tmp_path: Path) -> None:
+    """With nothing of the checkout in reach: what is run lies in the shipped tree."""
+    work, disk, there = tmp_path / "work", tmp_path / "disk.tar", tmp_path / "there"
+    place = Workplace(str(work), sys.executable, str(tmp_path))
+    shipped = ship(with_remote(git_tree(TREE / "recipes" / "examples" / "own")), LocalShell(), place)
+    page = (TREE / "docs" / "hosts.md").read_text().partition("## A machine that cannot be reached")[2]
+    packing, running, bringing = [part.partition("```")[0] for part in page.split("```sh\n")[1:4]]
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    python = Path(sys.executable).resolve()  # without the packages of the checkout's environment
+    for name, line in {
+        "python3": f"{python} -s",
+        "draftyard": f"cd {TREE}; exec {sys.executable} -m orchestrator.cli",
+    }.items():
+        (programs / name).write_text(f'#!/bin/sh\n{line if name == "draftyard" else "exec " + line} "$@"\n')
+        (programs / name).chmod(0o755)
+    plain = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "DRAFTYARD_DB": str(tmp_path / "runs.db")}
+
+    for block in (packing, running, bringing):
+        for old, new in {
+            "~/.local/share/draftyard": work,
+            "disk.tar": disk,
+            "/data/draftyard": there,
+            "/media/disk": there,
+            "HASH": shipped.hash,
+        }.items():
+            block = block.replace(old, str(new))
+        done = subprocess.run(
+            ["sh", "-ec", block], cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, done.stderr
+
+    store = Store(tmp_path / "runs.db")
+    run = store.reader.run("far-1")
+    assert (run.recipe, run.branch, run.state, run.step, run.num_steps) == (
+        "own-script",
+        "fast",
+        State.SUCCEEDED,
+        30,
+        30,
+    )
+    assert [value.step for value in store.reader.metric_values(run.id, "loss")] == list(range(1, 31))
 
 
 def test_importing_again_changes_nothing_and_a_newer_copy_adds_what_is_new(made: Path, tmp_path: Path) -> None:

@@ -277,6 +277,7 @@ def test_out_of_host_memory_has_an_exit_code_of_its_own(yard: Yard) -> None:
 
 @pytest.mark.slow
 def test_the_bundled_example_of_a_script_of_ones_own_passes_its_rung_and_trains(yard: Yard) -> None:
+    assert len((ROOT / "recipes" / "examples" / "own" / "train.py").read_text().splitlines()) <= 30
     assert yard.run("smoke", "own-script", "-b", "fast") == 0, yard.out + yard.err
     assert yard.run("launch", "own-script", "-b", "fast", "--follow") == 0, yard.out + yard.err
 
