@@ -110,11 +110,17 @@ class Outbox:
         return pace
 
     def finish(self) -> None:
-        """Says BYE to every drafter and sees everything off; after an END, what the others still granted lapses."""
+        """Says BYE to every drafter and sees everything off; after an END, what the others still granted lapses.
+
+        BYE comes after everybody's END: a drafter that has agreed to stop, and has not come to say so, must not hear of an end
+        that it did not ask for. It waits for no BYE before it says END.
+        """
+        if self._ended:
+            for drafter in self._roles.drafters:
+                while drafter not in self._ended:
+                    self._granted(drafter)
         bye = torch.full((_header_length(self._shape),), BYE)
         byes = [_sent(bye, drafter, _HEADER) for drafter in self._roles.drafters]
-        while self._ended and len(self._ended) < self._roles.num_drafters:
-            self._granted(next(drafter for drafter in self._roles.drafters if drafter not in self._ended))
         for sent in (*self._in_flight, byes):
             _see_off(sent)
 
@@ -133,7 +139,7 @@ class Inbox:
     def __init__(self, roles: Roles, shape: Shape, micro_batches: range, device: torch.device) -> None:
         self._roles, self._shape, self._device, self._order = roles, shape, device, micro_batches
         self._arrived: queue.Queue[Arrived | BaseException] = queue.Queue()
-        self._grants: list[_Sent] = []
+        self._grants: deque[_Sent] = deque()
         self._num_granted = self._num_taken = 0
         self._is_ending = False
         for _ in range(roles.queue_capacity):
@@ -173,12 +179,13 @@ class Inbox:
 
     def _grant(self) -> None:
         if self._num_granted < len(self._order):
+            if len(self._grants) > self._roles.queue_capacity:  # the batch of the oldest one has been taken
+                _see_off([self._grants.popleft()])  # a send of gloo's is complete for its sender only once waited for
             micro_batch = self._order[self._num_granted]
             self._say(micro_batch, self._roles.target_of(micro_batch))
             self._num_granted += 1
 
     def _say(self, micro_batch: int, target: int) -> None:
-        self._grants = [sent for sent in self._grants if not sent[0].is_completed()]
         self._grants.append(_sent(torch.tensor([micro_batch]), target, _GRANT))
 
     # In the thread --------------------------------------------------------------------------------
