@@ -1,7 +1,7 @@
 """Python that has loaded already what a program of ours needs: loading takes seconds of every process.
 
     [*python("remote.drafter"), "-m", "remote.drafter", ...]      what a test starts instead of [sys.executable, "-m", ...]
-    environment("orchestrator")      where `python -m orchestrator...` is as warm, whoever starts it: warm_path
+    environment("orchestrator")      in which a follower is as warm, whoever starts it: warm_path
 
 The command is a small client. It hands its words, folder, environment and files to a server, which forks a process for them;
 signals go there, the status comes back, and the end of the client is the job's. So each job is a process of its own, as

@@ -1,12 +1,13 @@
-"""Python looks for this on its path as it starts: with WARM_SERVER set it hands draftyard's own programs to `tests/warm.py`.
+"""Python looks for this on its path as it starts: with WARM_SERVER set it hands a follower to `tests/warm.py`.
 
-So what the product starts by itself (its follower, a retry) is warm too, and no line of the product knows of it.
+So what the product starts by itself is warm too, and no line of the product knows of it. A command of its own stays cold: it
+asks its output for more than a forked process can say of files that it was handed.
 """
 
 import os
 import sys
 
-if "WARM_SERVER" in os.environ and sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2].startswith("orchestrator."):
+if "WARM_SERVER" in os.environ and sys.orig_argv[1:3] == ["-m", "orchestrator.follow.follower"]:
     sys.path.append(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120  # pathlib is loaded below
     import warm
 
