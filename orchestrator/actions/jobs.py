@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import gate
+from orchestrator.actions.again import command_line, words_of_run
 from orchestrator.actions.caps import refuse_cap_above, refuse_cap_of_scripts
 from orchestrator.actions.commands import alike, train_commands, trainer_command
 from orchestrator.actions.history import open_reader
@@ -179,7 +180,7 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
         launched = json.loads(reader.document(run.id, Document.LAUNCH) or "{}")
     if not run.state.is_final:
         raise DraftyardError(f"run {run.id} is {run.state}; only a run that has ended can be resumed")
-    anew = shlex.join(["draftyard", "launch", run.recipe, "-b", run.branch, "--host", run.host])
+    anew = command_line("launch", words_of_run(run, launched))
     if run.kind != Kind.TRAIN:
         raise DraftyardError(f"run {run.id} is a {run.kind} job; only a training can be resumed\n  start it anew")
     if run.tree_hash is None:

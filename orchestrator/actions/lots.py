@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import gate
+from orchestrator.actions.again import command_line, words_of_run
 from orchestrator.actions.host_facts import (
     NoGpu,
     choose_gpus,
@@ -31,7 +33,7 @@ from orchestrator.launch import find_processes
 from orchestrator.shell.connect import endpoints
 from orchestrator.shell.routes import Endpoint
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import Kind, RunRow
+from orchestrator.store.rows import Document, Kind, RunRow
 from orchestrator.store.run_states import Choose
 from orchestrator.store.writes import Store
 from orchestrator.units import counted
@@ -233,11 +235,12 @@ def refuse_leftovers(store: Store, site: Site, run: RunRow) -> None:
         )
 
 
-def refuse_lost_checkpoints(site: Site, run: RunRow, paths: Sequence[str]) -> None:
+def refuse_lost_checkpoints(store: Store, site: Site, run: RunRow) -> None:
     """A resume that finds none of them would begin at step 0 without a word."""
-    folder = site.place.run_dir(run.id)
+    folder, paths = site.place.run_dir(run.id), [row.path for row in store.reader.checkpoints(run.id)]
     if paths and not any(site.shell.stat(f"{folder}/{path}") for path in reversed(paths)):
+        launch = json.loads(store.reader.document(run.id, Document.LAUNCH) or "{}")
         raise DraftyardError(
             f"host {run.host} has none of the {len(paths)} checkpoints of run {run.id} any more; a resume would begin "
-            f"anew\n  launch it anew: draftyard launch {run.recipe} -b {run.branch} --host {run.host}"
+            f"anew\n  launch it anew: {command_line('launch', words_of_run(run, launch))}"
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.actions import recipes
+from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.git_facts import GitFacts, git_facts
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.places import Places
@@ -149,22 +150,20 @@ def _trainer_tree(folder: Path, spec: DFlashSpec) -> Tree:
     return bundled_tree(folder / "data", (spec.data.prompts, spec.data.answers, spec.data.held_out))
 
 
+def words_of(order: Order, branch: str | None = None) -> Words:
+    """What a person types for the same order; `branch`: the one that it comes to."""
+    return Words(order.recipe, branch or order.branch, order.hosts, order.overrides, order.gpus, tuple(order.env))
+
+
 def repair_command(order: Order, spec: Spec) -> str:
-    """The one command that makes the evidence a launch of this order wants; variables by name, as values may be secret."""
-    words = ["draftyard", "smoke", order.recipe, "-b", spec.branch, "--host", order.host]
-    words += [word for override in order.overrides for word in ("--set", override)]
-    words += ["--gpus", ",".join(order.gpus)] if order.gpus else []
-    words += [word for key in sorted(order.env) for word in ("--env", key)]
-    return shlex.join(words)
+    """The one command that makes the evidence a launch of this order wants."""
+    return command_line("smoke", replace(words_of(order, spec.branch), hosts=(order.host,)))
 
 
 def prepare_command(settled: Settled) -> str:
     """The command that makes, on this one host of the job, what a training there finds in its cache."""
-    order = settled.order
-    words = ["draftyard", "prepare", order.recipe, "-b", settled.spec.branch, "--host", settled.host.name]
-    words += [word for override in order.overrides for word in ("--set", override)]
-    words += [word for key in sorted(order.env) for word in ("--env", key)]
-    return shlex.join(words)
+    words = words_of(settled.order, settled.spec.branch)
+    return command_line("prepare", replace(words, hosts=(settled.host.name,), gpus=()))
 
 
 def repair_of_node(settled: Settled, gpus: tuple[str, ...]) -> str:

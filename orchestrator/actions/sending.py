@@ -175,7 +175,7 @@ def resend(
                     f"host {lot.name} no longer has the tree {run.tree_hash[:16]} of run {run.id}; launch anew"
                 )
             refuse_leftovers(store, lot.site, run)
-        refuse_lost_checkpoints(lots[0].site, run, [row.path for row in store.reader.checkpoints(run.id)])
+        refuse_lost_checkpoints(store, lots[0].site, run)
         attempt = store.new_attempt(
             run.id, after=run.attempt, retry=retry, launcher=this_process(), choose=choice(lots[0], run.kind)
         )
@@ -240,6 +240,8 @@ def _describe(store: Store, run: RunRow, lot: Lot, mark: gate.Fingerprint, gpus:
     launch |= {"env": sorted(settled.env), "versions": versions(site.facts)}  # names only: values may be secrets
     if settled.order.gpus:
         launch["named_gpus"] = list(settled.order.gpus)  # a resume asks for them again
+    if settled.order.env:
+        launch["named_env"] = sorted(settled.order.env)  # so does whoever types the same again
     store.keep_document(run.id, Document.LAUNCH, json.dumps(launch))
 
 

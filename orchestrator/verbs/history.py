@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.actions import history
+from orchestrator.actions.again import words_of_run
 from orchestrator.actions.history import Comparison, Measured
 from orchestrator.actions.log_text import inert
 from orchestrator.lazy import lazy
@@ -118,8 +120,8 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool, a
     lines = page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom)
     if fits is not None:
         is_tried = trying.is_tried(terminal.places, found.run)
-        own = [str(item) for item in found.launch.get("overrides") or ()]
-        told = plan_page.fits_lines(fits, found.run, width=terminal.width, is_tried=is_tried, own=own)
+        words = dataclasses.replace(words_of_run(found.run, found.launch), hosts=(found.run.host,))
+        told = plan_page.fits_lines(fits, words, width=terminal.width, is_tried=is_tried)
         lines += ["", *told]
     terminal.lines(markdown.as_markdown(lines) if as_markdown else lines)
     _say_if_unfollowed(terminal, [found.run])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ import click
 
 from orchestrator import gate
 from orchestrator.actions import files, history
+from orchestrator.actions.again import command_line
 from orchestrator.actions.log_text import inert
 from orchestrator.errors import GateRefused, UsageError
 from orchestrator.given import read_bounded, read_given
@@ -336,11 +336,8 @@ def _nothing_to_climb(terminal: Terminal, asked: Order, fingerprint: str) -> Non
     if terminal.wants_json:
         terminal.document(run=None, fingerprint=fingerprint, skipped=True)
         return
-    again = shlex.join(
-        ["draftyard", "launch", asked.recipe, *(["-b", asked.branch] if asked.branch else []), "--host", asked.host]
-    )
     terminal.lines([f"every rung has passed for this fingerprint already ({fingerprint})"])
-    terminal.say(f"next: {again}    (--again climbs them once more)")
+    terminal.say(f"next: {command_line('launch', order.words_of(asked))}    (--again climbs them once more)")
 
 
 def _rehearsal(terminal: Terminal, asked: Order) -> None:

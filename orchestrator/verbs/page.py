@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from orchestrator.actions.again import command_line, words_of_run
 from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
@@ -260,10 +261,7 @@ def _anew(page: RunPage) -> list[str]:
     run, verb = page.run, {"train": "launch", "smoke": "smoke", "prepare": "prepare"}.get(page.run.kind)
     if verb is None:
         return []
-    overrides = [word for item in page.launch.get("overrides") or () for word in ("--set", str(item))]
-    hosts = [word for host in run.hosts for word in ("--host", host)]
-    words = ["draftyard", verb, run.recipe, "-b", run.branch, *hosts, *overrides]
-    return [f"{shlex.join([inert(word) for word in words])}    # anew; --set KEY=VALUE changes a value"]
+    return [f"{command_line(verb, words_of_run(run, page.launch))}    # anew; --set KEY=VALUE changes a value"]
 
 
 def _loading(folder: str, spec: Mapping[str, Any]) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.actions.log_text import inert
+from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, caution, plan_body
 from orchestrator.actions.step_time import time_sentence, time_text
 from orchestrator.units import counted
@@ -17,7 +16,6 @@ from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrappe
 from orchestrator.verbs.words import gib, gib_places, in_gib, number
 
 if TYPE_CHECKING:
-    from orchestrator.store.rows import RunRow
     from remote.plan import Plan
     from remote.plan.advice import Switch
 
@@ -87,12 +85,10 @@ def plan_document(found: Planned) -> dict[str, Any]:
     }
 
 
-def fits_lines(
-    fits: Fits, run: RunRow, *, width: int | None, is_tried: bool = True, own: Sequence[str] = ()
-) -> list[str]:
+def fits_lines(fits: Fits, words: Words, *, width: int | None, is_tried: bool = True) -> list[str]:
     """Of a run that ran out of memory, below its failure: what would fit, by the numbers that `smoke --try` takes.
 
-    Where that would take a newer run's (`is_tried` False), the first is spelled out on top of the run's own overrides.
+    Where that would take a newer run's (`is_tried` False), the first is spelled out on top of the run's own `words`.
     """
     if fits.planned is None:
         return [heading("What would fit"), fits.note]
@@ -104,20 +100,16 @@ def fits_lines(
     short = f"it needed {gib(fits.short_bytes)} more than its plan said; what is offered leaves that free"
     over = _exceeded_line(fits)
     advice = _advice(found, width=width, is_numbered=True)
-    try_it = ["", _try_line(found, run, is_tried=is_tried, own=own)] if found.switches else []
+    try_it = ["", _try_line(found, words, is_tried=is_tried)] if found.switches else []
     return [*head, *over, *([short] if fits.short_bytes else []), "", *advice, *try_it]
 
 
-def _try_line(found: Planned, run: RunRow, *, is_tried: bool, own: Sequence[str]) -> str:
-    words = ["draftyard", "smoke", run.recipe, "-b", run.branch, "--host", run.host]
-    if is_tried:
-        words += ["--try", "1"]
-        told = "the rungs with the first of these; N for the Nth"
-    else:
-        for override in (*own, *found.switches[0].overrides):
-            words += ["--set", override]
-        told = "the rungs with the first of these; --try takes those of a newer run"
-    return f"{shlex.join([inert(word) for word in words])}    # {told}"
+def _try_line(found: Planned, words: Words, *, is_tried: bool) -> str:
+    if is_tried:  # which takes the run's own overrides as well
+        typed = command_line("smoke", replace(words, overrides=()), "--try", "1")
+        return f"{typed}    # the rungs with the first of these; N for the Nth"
+    typed = command_line("smoke", replace(words, overrides=(*words.overrides, *found.switches[0].overrides)))
+    return f"{typed}    # the rungs with the first of these; --try takes those of a newer run"
 
 
 def fits_document(fits: Fits) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def test_what_has_passed_is_not_climbed_again_unless_it_is_asked_for(yard: Yard)
     _smoked(yard)
 
     assert yard.json("smoke", "tiny")["skipped"] is True
+    assert yard.run("smoke", "tiny", "--set", "why=again") == 0
+    assert "next: draftyard launch tiny --host local --set why=again    (--again" in yard.err
     assert len(yard.json("ls", "--kind", "smoke")["runs"]) == 1
     assert yard.run("smoke", "tiny", "--again") == 0
     assert len(yard.json("ls", "--kind", "smoke")["runs"]) == 2

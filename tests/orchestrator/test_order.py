@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.order import Order, find_host, repair_command, settle, settle_stored
+from orchestrator.actions.again import command_line
+from orchestrator.actions.order import Order, find_host, repair_command, settle, settle_stored, words_of
 from orchestrator.actions.places import find_places
 from orchestrator.actions.recipes import lacking_data
 from orchestrator.errors import DraftyardError, UsageError
@@ -30,6 +31,15 @@ def test_the_repair_names_the_variables_of_the_job_and_never_their_values() -> N
     assert told.endswith(" -b ce --host gpu --gpus 1 --env A_FLAG --env HF_TOKEN")
     assert "hf_canary" not in told
     assert "--env" not in repair_command(dataclasses.replace(order, env={}), spec)
+
+
+def test_what_to_type_next_orders_the_same_on_every_host() -> None:
+    """Another value than was smoked would train the wrong thing for days."""
+    order = Order("smollm2", more_hosts=("two",), overrides=("loss.gamma=8",), gpus=("5", "6"), env={"HF_TOKEN": "s"})
+
+    told = command_line("launch", words_of(order))
+
+    assert told == "draftyard launch smollm2 --host local --host two --set loss.gamma=8 --gpus 5,6 --env HF_TOKEN"
 
 
 def test_a_host_that_another_folders_runs_have_is_unknown_here_and_its_folder_is_told(tmp_path: Path) -> None:

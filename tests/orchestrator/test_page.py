@@ -196,6 +196,17 @@ def test_a_run_over_several_hosts_leads_to_a_new_one_over_all_of_them(places: Pl
     assert "  draftyard launch tiny -b main --host local --host two    # anew;" in _text(places, "kspreadd")
 
 
+def test_a_new_one_is_asked_for_everything_that_was_typed_for_the_first(places: Places) -> None:
+    launch = {"overrides": ["settings.lr=0.07"], "named_gpus": ["5", "6"], "named_env": ["HF_TOKEN"], "env": ["A_FLAG"]}
+    with Store(places.db) as store:
+        store.create_run(new_run("knevagain", recipe="tiny", branch="main"))
+        store.keep_document("knevagain", Document.LAUNCH, json.dumps(launch))
+        store.set_state("knevagain", State.FAILED, evidence="never started: no answer", attempt=0)
+
+    anew = "draftyard launch tiny -b main --host local --set settings.lr=0.07 --gpus 5,6 --env HF_TOKEN    # anew;"
+    assert f"  {anew}" in _text(places, "knevagain")
+
+
 def test_a_ladder_without_a_trainers_numbers_has_no_columns_for_them(places: Places) -> None:
     with Store(places.db) as store:
         store.create_run(new_run("ksmokebb", kind="smoke"))
