@@ -24,6 +24,10 @@ from remote.spec import TrainSpec
 class Feed(Protocol):
     """The micro-batches of one rank, in order."""
 
+    @property
+    def is_stop_wished(self) -> bool:
+        """Whether a rank that fills it was told to stop."""
+
     def take(self) -> Batch:
         """The next one, waited for."""
 
@@ -39,6 +43,8 @@ class Feed(Protocol):
 
 class OwnFeed:
     """Batches that this process makes or reads itself."""
+
+    is_stop_wished = False
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
@@ -64,6 +70,10 @@ class QueuedFeed:
         self._num_rows, self._num_a_step = spec.rows_per_step, spec.accumulation // roles.num_drafters
         self._window, self._whole = _Tally(), _Tally()  # since the last log line, of the training
         self._since_s, self._depth = time.perf_counter(), 0
+
+    @property
+    def is_stop_wished(self) -> bool:
+        return self._inbox.is_stop_wished
 
     def take(self) -> Batch:
         asked_s = time.perf_counter()

@@ -19,6 +19,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -79,11 +80,18 @@ class Arrived:
     transfer_s: float  # from its header to its last byte
 
 
-class Outbox:
-    """The target rank's side: `put` batch after batch, then `finish`."""
+def _nobody() -> bool:
+    return False
 
-    def __init__(self, roles: Roles, shape: Shape) -> None:
-        self._roles, self._shape = roles, shape
+
+class Outbox:
+    """The target rank's side: `put` batch after batch, then `finish`.
+
+    `is_stop_wished`: whether this rank was told to stop. It goes with every batch, as drafters alone decide when all do.
+    """
+
+    def __init__(self, roles: Roles, shape: Shape, *, is_stop_wished: Callable[[], bool] = _nobody) -> None:
+        self._roles, self._shape, self._is_stop_wished = roles, shape, is_stop_wished
         self._in_flight: deque[list[_Sent]] = deque()
         self._ended: set[int] = set()  # drafters that want nothing more
         self._since_s = time.perf_counter()
@@ -103,7 +111,9 @@ class Outbox:
             return None
         assert granted == micro_batch, f"micro-batch {micro_batch} was to be granted, {granted} was"
         pace = Pace(computed_s - self._since_s, time.perf_counter() - computed_s)
-        header = torch.tensor([micro_batch, *self._shape.as_numbers, *_as_numbers(pace), *sample, *ids_S.tolist()])
+        wish = int(self._is_stop_wished())  # as late as can be: a full queue may have held this batch for long
+        numbers = [micro_batch, *self._shape.as_numbers, *_as_numbers(pace), wish, *sample]
+        header = torch.tensor([*numbers, *ids_S.tolist()])
         parts = ((header, _HEADER), (states.features_SC, _FEATURES), (states.last_hidden_SH, _LAST))
         self._in_flight.append([_sent(tensor, drafter, tag) for tensor, tag in parts])
         self._since_s = time.perf_counter()
@@ -142,6 +152,9 @@ class Inbox:
         self._grants: deque[_Sent] = deque()
         self._num_granted = self._num_taken = 0
         self._is_ending = False
+        self.is_stop_wished = (
+            False  # by a target rank; known when the header comes that says it, before its batch is taken
+        )
         for _ in range(roles.queue_capacity):
             self._grant()
         self._thread = threading.Thread(target=self._receive_all, name="inbox", daemon=True)
@@ -223,11 +236,12 @@ class Inbox:
                 raise BorderError(f"{where} was granted, and that rank ended before it")
             return None
         _check_header(numbers, expected, self._shape, where)
+        self.is_stop_wished |= bool(numbers[_PACE_END])
         started_s = time.perf_counter()
         states = self._receive_states(target)
         found = _sample(states)  # the host waits here until everything has come
         transfer_s = time.perf_counter() - started_s
-        _check_sample(found, numbers[_PACE_END:_SAMPLE_END], where)
+        _check_sample(found, numbers[_WISH_END:_SAMPLE_END], where)
         pace = Pace(*(number / 1e6 for number in numbers[_SHAPE_END:_PACE_END]))
         return Arrived(numbers[0], header[_SAMPLE_END:], states, pace, transfer_s)
 
@@ -242,8 +256,9 @@ class Inbox:
         return HiddenStates(features_SC, last_hidden_SH)
 
 
-# A header: number of the micro-batch, its shape, the sender's pace in microseconds, a sample of the values, every token.
-_SHAPE_END, _PACE_END, _SAMPLE_END = 5, 7, 7 + 2 * NUM_SAMPLES
+# A header: number of the micro-batch, its shape, the sender's pace in microseconds, whether it was told to stop, a sample of
+# the values, every token.
+_SHAPE_END, _PACE_END, _WISH_END, _SAMPLE_END = 5, 7, 8, 8 + 2 * NUM_SAMPLES
 _Sent = tuple["dist.Work", Tensor]  # the tensor must live until it has been taken
 
 

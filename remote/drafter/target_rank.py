@@ -1,7 +1,8 @@
 """A rank that only runs the target: it computes the hidden states of its micro-batches and sends them to the drafters.
 
 It reads the same rows as the drafters, from the same files, in the same order, and never sees a weight of theirs. It
-ends when its last micro-batch is sent, or when the drafters, who alone decide, want no more.
+ends when its last micro-batch is sent, or when the drafters, who alone decide, want no more: that it was told to stop, as
+where its host holds targets alone, goes to them with its batches.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ def run_target(job: Job, stop: StopWish) -> str:
         step, rows_seen = job.ranks.from_first([0, 0])
         reporter.stage("serving hidden states")
         mine = job.ranks.roles.share(job.ranks.rank, *span(spec, Position(step, rows_seen)))
-        told = serve(job, target, dataset, mine, meter)
+        told = serve(job, target, dataset, mine, meter=meter, stop=stop)
         job.say(told)
         job.ranks.leave()
     return "stopped" if stop.is_wanted else "succeeded"
 
 
-def serve(job: Job, target: Target, dataset: Dataset, mine: range, meter: Meter) -> str:
+def serve(job: Job, target: Target, dataset: Dataset, mine: range, *, meter: Meter, stop: StopWish) -> str:
     """Sends micro-batch after micro-batch; a line for a person about what was sent and what was dropped."""
-    outbox = Outbox(job.ranks.roles, Shape.of(job.spec, target.dtype))
+    outbox = Outbox(job.ranks.roles, Shape.of(job.spec, target.dtype), is_stop_wished=lambda: stop.is_wanted)
     for count, micro_batch in enumerate(mine):
         row = join_text(dataset, micro_batch, num_rows=job.spec.train.rows_per_step)
         with meter.part("forward"):

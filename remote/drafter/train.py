@@ -113,7 +113,8 @@ def take_steps(job: Job, stop: StopWish, bench: Workbench, dataset: Dataset) -> 
             if step == first + RECORDED_STEPS and not train.record_allocations:
                 stop_recording(job.device)
             window.add(step, run_step(step, micro_batches, bench), micro_batches)
-            is_stopping = peers.agree(stop.is_wanted)  # once: a wish that comes while it is logged waits for the next
+            # Once: a wish that comes while it is logged waits for the next.
+            is_stopping = peers.agree(stop.is_wanted or feed.is_stop_wished)
             is_last = step == train.num_steps or is_stopping
             is_saved = step % train.checkpoint_every == 0 or is_last
             if step % train.log_every == 0 or is_saved:

@@ -11,7 +11,7 @@
     early: n                           every target ends well after n batches
     num_nodes: n                       ranks lie as on so many hosts
     fused: rank                        that rank alone would take own kernels
-    stop_at: [rank, n]                 that rank alone is told to stop in its n-th step
+    stop_at: [rank, n]                 that rank alone is told to stop in its n-th capture or step
     stop_loading: rank                 that rank alone is told to stop as it loads its target
 """
 
@@ -112,8 +112,8 @@ def spoilt(put: Any) -> Any:
 
 
 def cut_short(serve: Any) -> Any:
-    def wrapped(job: Any, target: Any, dataset: Any, mine: range, meter: Any) -> Any:
-        return serve(job, target, dataset, mine[: WISHES.get("early", len(mine))], meter)
+    def wrapped(job: Any, target: Any, dataset: Any, mine: range, **named: Any) -> Any:
+        return serve(job, target, dataset, mine[: WISHES.get("early", len(mine))], **named)
 
     return wrapped
 

@@ -117,12 +117,14 @@ def begun(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def serving(transport: Transport, roles: Roles, rank: int, num_batches: int, sent: list[int]) -> threading.Thread:
+def serving(
+    transport: Transport, roles: Roles, rank: int, num_batches: int, sent: list[int], **wishes: Callable[[], bool]
+) -> threading.Thread:
     """A target that sends its batches until it is told that nothing more is wanted; what it sent is noted."""
 
     def serve() -> None:
         transport.enter(rank)
-        outbox = Outbox(roles, SHAPE)
+        outbox = Outbox(roles, SHAPE, **wishes)
         for micro_batch in roles.share(rank, 0, num_batches):
             states = HiddenStates(torch.full((8, 6), 1.0), torch.full((8, 4), float(micro_batch)))
             if outbox.put(micro_batch, torch.arange(8), states) is None:
@@ -173,6 +175,26 @@ def test_drafters_that_agreed_to_stop_say_so_in_any_order_and_at_any_time(
 
         assert len(dropped) == num_drafters, "each has ended, and none with an error"
         assert sum(dropped) == len(sent) - len(taken)
+
+
+def test_a_targets_wish_to_stop_is_heard_with_its_next_batch_and_before_those_that_wait_are_taken(
+    transport: Transport,
+) -> None:
+    """The batch that waits for a place in a full queue when the wish comes is the one that tells it."""
+    roles, wish = Roles(1, 1, queue_capacity=3), threading.Event()
+    transport.enter(0)
+    inbox = Held.of(roles, 0, 100)
+    target = serving(transport, roles, 1, 100, [], is_stop_wished=wish.is_set)
+    until(lambda: inbox.depth == 3 and transport.is_still([target]))
+
+    wish.set()
+    assert not inbox.is_stop_wished
+    first = inbox.take().micro_batch
+    until(lambda: inbox.is_stop_wished)
+
+    assert first == 0
+    assert inbox.finish() == 3
+    target.join(PATIENCE_S)
 
 
 def test_a_drafter_keeps_no_grant_whose_batch_has_come(transport: Transport) -> None:

@@ -391,6 +391,23 @@ def test_a_stop_that_one_rank_hears_ends_all_after_the_same_step_and_a_resume_go
 
 
 @pytest.mark.slow  # two processes
+def test_a_stop_that_only_a_target_hears_ends_all_with_the_step_of_its_next_batch(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+) -> None:
+    """As on a host that has no drafter: its ranks alone are told."""
+    roles = RolesSpec(target=1, drafter=1, queue=2)
+    spec = spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles, num_steps=100_000)
+
+    ended = launch(tmp_path, spec, stop_at=[1, 9])
+
+    assert ended.status == 0, ended.output
+    assert [ended.final(rank) for rank in (0, 1)] == ["stopped", "stopped"]
+    last = max(losses(ended.run))
+    assert last <= 9 / spec.train.accumulation + 1
+    assert [path.name for path in ended.run.whole_checkpoints()] == [f"step-{last:08}"]
+
+
+@pytest.mark.slow  # two processes
 def test_a_stop_while_a_rank_still_loads_is_a_stop_of_every_rank_and_no_failure(
     tmp_path: Path, tiny_target_spec, tiny_drafter_spec
 ) -> None:
