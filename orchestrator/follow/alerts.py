@@ -1,4 +1,4 @@
-"""One webhook for what a person wants to know at night: endings, stalls, non-finite losses, full disks.
+"""One webhook for what a person wants to know at night: states, stalls, silent hosts, numbers that are none, full disks.
 
 Alerts are events of the store, read from a cursor kept in the store: none is lost when the follower
 dies, at worst one is sent twice. The address is a secret; it comes from DRAFTYARD_WEBHOOK, is never
@@ -24,11 +24,11 @@ from typing import Any
 from orchestrator.errors import RunNotFound, StoreError
 from orchestrator.follow.nodes import silent_hosts
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import EventRow, State
+from orchestrator.store.rows import EventRow
 from orchestrator.store.writes import Store
 
 CURSOR = "alerts"
-KINDS = ("state", "nonfinite", "low_disk", "follower_error")
+KINDS = ("state", "nonfinite", "low_disk", "silent_host", "follower_error")
 POST_TIMEOUT_S = 10.0
 LOOK_S = 2.0
 LONGEST_WAIT_S = 300.0
@@ -119,8 +119,8 @@ class Alerts:
             raise NotTaken(type(error).__name__) from error
 
     def _body(self, event: EventRow) -> dict[str, Any] | None:
-        """None for a step of ordinary life, such as pending to running."""
-        if event.run_id is None or not _is_news(event):
+        """None for what is of no run."""
+        if event.run_id is None:
             return None
         run = self.reader.run(event.run_id)
         where = event.fields.get("host") or ", ".join(silent_hosts(self.reader, run) or run.hosts)
@@ -134,12 +134,6 @@ class Alerts:
             "step": run.step,
             "at_s": event.at_s,
         }
-
-
-def _is_news(event: EventRow) -> bool:
-    if event.kind != "state":
-        return True
-    return State(event.fields["to"]).is_final or event.fields.get("reason") is not None
 
 
 class AlertThread(threading.Thread):

@@ -1,4 +1,4 @@
-"""Things a person should hear of while a run goes on: a loss that is no number, a disk that fills up.
+"""Things a person should hear of while a run goes on: a metric that is no number, a disk that fills up, a silent host.
 
 Each is an event, written once per attempt; alerts are made of them. They change no state. The offset
 of the host's clock is noted too: what a host says of times is kept as times of this machine.
@@ -6,28 +6,60 @@ of the host's clock is noted too: what a host says of times is kept as times of 
 
 from __future__ import annotations
 
+import math
+import shutil
 from dataclasses import replace
 
 from orchestrator.follow.desk import Desk
 from orchestrator.observe import Evidence
-from orchestrator.store.rows import RunRow
+from orchestrator.store.rows import EventRow, RunRow, SeriesRow
 from orchestrator.units import format_size
 
 LEAST_FREE_BYTES = 1024**3  # where no checkpoint says how much the next one needs
-LOSS = "loss"
+HERE = "this machine"
+SILENT_S = 600.0
 CLOCK_MOVED_S = 2.0
 
 
 def notice(desk: Desk, run: RunRow, seen: Evidence) -> None:
-    """Looks at what has just been brought in."""
-    bad = [row for row in desk.reader.series(run.id, LOSS) if row.attempt == run.attempt and row.num_nan]
-    if bad:
-        text = f"{LOSS} is not a number in {bad[0].num_nan} of {bad[0].num_values} steps, last at or before step {bad[0].last_step}"
-        _say_once(desk, run, "nonfinite", text)
+    """Looks at what has just been brought in, and at the disks of both sides."""
+    _note_nonfinite(desk, run)
     needed_bytes = _needed_bytes(desk, run)
     if seen.disk_free_bytes is not None and seen.disk_free_bytes < needed_bytes:
         text = f"host {run.host} has {format_size(seen.disk_free_bytes)} free on its disk; the next checkpoint wants {format_size(needed_bytes)}"
         _say_once(desk, run, "low_disk", text, host=run.host)
+    free_bytes = shutil.disk_usage(desk.store.path.parent).free
+    if free_bytes < LEAST_FREE_BYTES:
+        text = f"this machine has {format_size(free_bytes)} free where it keeps what runs say, {desk.store.path.parent}"
+        _say_once(desk, run, "low_disk", text, host=HERE)
+
+
+def _note_nonfinite(desk: Desk, run: RunRow) -> None:
+    """Of any metric, under each name once; of several ranks the lowest speaks."""
+    bad: dict[str, SeriesRow] = {}
+    for row in desk.reader.series(run.id):
+        if row.attempt == run.attempt and (row.num_nan or math.inf in (row.max_value, -(row.min_value or 0.0))):
+            bad.setdefault(row.name, row)
+    told = {name for event in _said(desk, run, "nonfinite") for name in event.fields.get("metrics", ())}
+    new = [row for name, row in bad.items() if name not in told]
+    if new:
+        lines = [
+            f"{row.name} is not a number in {row.num_nan} of {row.num_values} steps"
+            if row.num_nan
+            else f"{row.name} is infinite"
+            for row in new
+        ]
+        text = f"{'; '.join(lines)}; last at or before step {max(row.last_step for row in new)}"
+        desk.store.add_event(run.id, "nonfinite", text, {"metrics": [row.name for row in new]})
+
+
+def note_silence(desk: Desk, run: RunRow) -> None:
+    """A host that has not answered for a while, once each time that it falls silent."""
+    since_s = run.unreachable_since_s
+    if since_s is not None and desk.clock() - since_s >= SILENT_S:
+        minutes = f"{SILENT_S / 60:.0f} min"
+        text = f"host {run.host} has not answered for {minutes}; the run may go on there, its last word is of before"
+        _say_once(desk, run, "silent_host", text, host=run.host, since_s=since_s)
 
 
 def note_clock(desk: Desk, host: str, seen: Evidence, *, asked_s: float) -> None:
@@ -66,8 +98,11 @@ def _needed_bytes(desk: Desk, run: RunRow) -> int:
     return max(LEAST_FREE_BYTES, 2 * max(sizes, default=0))
 
 
-def _say_once(desk: Desk, run: RunRow, kind: str, text: str, **fields: str) -> None:
+def _said(desk: Desk, run: RunRow, kind: str) -> list[EventRow]:
+    return [row for row in desk.reader.events(run.id, kinds=[kind]) if row.attempt == run.attempt]
+
+
+def _say_once(desk: Desk, run: RunRow, kind: str, text: str, **fields: str | float) -> None:
     """Of each host, where the fields name one."""
-    said = [row for row in desk.reader.events(run.id, kinds=[kind]) if row.attempt == run.attempt]
-    if not any(row.fields == fields for row in said):
+    if not any(row.fields == fields for row in _said(desk, run, kind)):
         desk.store.add_event(run.id, kind, text, fields)

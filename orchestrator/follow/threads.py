@@ -20,6 +20,7 @@ from orchestrator.follow import importing
 from orchestrator.follow.complaints import Complaints
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.nodes import views_on
+from orchestrator.follow.notices import note_silence
 from orchestrator.follow.one_run import Looked, look, settle_unstarted
 from orchestrator.follow.secrets import LeftSecrets
 from orchestrator.shell.stream import StreamShell
@@ -124,6 +125,8 @@ class HostThread(Worker):
             self._drop_shell()
             self._backoff_s = min(LAST_BACKOFF_S, max(FIRST_BACKOFF_S, self._backoff_s * 2))
             desk.store.host_unreachable(self._host, error=str(error))
+            for run in live:
+                note_silence(desk, run)
             return
         if self._backoff_s or any(run.unreachable_since_s is not None for run in live):
             desk.store.host_seen(self._host)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import pytest
@@ -19,11 +20,11 @@ import pytest
 from orchestrator.follow.alerts import CURSOR, Alerts, AlertThread, NotTaken, webhook
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.nodes import views_on
-from orchestrator.follow.notices import notice
+from orchestrator.follow.notices import note_silence, notice
 from orchestrator.observe import Evidence
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
-from tests.orchestrator.runs import RUN, new_run, started
+from tests.orchestrator.runs import RUN, batch, event, new_run, started, steps
 
 
 class Receiver(ThreadingHTTPServer):
@@ -67,7 +68,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "runs.db")
 
 
-def test_an_ending_is_told_and_ordinary_life_is_not(store: Store, receiver: Receiver) -> None:
+def test_each_change_of_state_is_told_in_its_order(store: Store, receiver: Receiver) -> None:
     alerts = Alerts(store, store.reader, webhook(receiver.url))
     alerts.begin()
     started(store)
@@ -76,14 +77,67 @@ def test_an_ending_is_told_and_ordinary_life_is_not(store: Store, receiver: Rece
     store.set_state(RUN, State.RUNNING, evidence="x")
     store.set_state(RUN, State.FAILED, reason="gpu_oom", evidence="CUDA out of memory")
 
-    assert alerts.send_new() == 2
+    assert alerts.send_new() == 4
     assert alerts.send_new() == 0
 
     assert [(body["state"], body["reason"]) for body in receiver.bodies] == [
+        ("running", None),
         ("running", "stalled"),
+        ("running", None),
         ("failed", "gpu_oom"),
     ]
-    assert receiver.bodies[1]["text"].endswith("running -> failed (gpu_oom): CUDA out of memory")
+    assert receiver.bodies[3]["text"].endswith("running -> failed (gpu_oom): CUDA out of memory")
+
+
+def test_a_metric_of_any_name_that_is_not_finite_is_told_once(store: Store) -> None:
+    started(store)
+    desk = Desk(store, store.reader, time.time)
+    run = store.reader.run(RUN)
+    store.ingest(batch(steps(1, 3, **{"val/loss": float("nan"), "lr": 0.1}), offset_bytes=10))
+    notice(desk, run, Evidence.nothing())
+    notice(desk, run, Evidence.nothing())
+    store.ingest(
+        batch(
+            [event(4, "metrics", step=4, values={"val/loss": float("inf"), "grad_norm": float("inf")})], offset_bytes=20
+        )
+    )
+    notice(desk, run, Evidence.nothing())
+
+    assert [event.text for event in store.reader.events(RUN, kinds=["nonfinite"])] == [
+        "val/loss is not a number in 3 of 3 steps; last at or before step 3",
+        "grad_norm is infinite; last at or before step 4",
+    ]
+
+
+def test_a_disk_of_this_machine_that_fills_up_is_told_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(store)
+    desk, left = Desk(store, store.reader, time.time), disk_usage(store.path.parent)
+    monkeypatch.setattr("orchestrator.follow.notices.shutil.disk_usage", lambda _: left._replace(free=300 * 2**20))
+
+    for _ in range(2):
+        notice(desk, store.reader.run(RUN), replace(Evidence.nothing(), disk_free_bytes=2**40))
+
+    (said,) = store.reader.events(RUN, kinds=["low_disk"])
+    assert said.text == f"this machine has 0.29 GiB free where it keeps what runs say, {store.path.parent}"
+    assert said.fields == {"host": "this machine"}
+
+
+def test_a_host_that_stays_silent_is_told_once_each_time(store: Store) -> None:
+    started(store)
+    moments: list[int] = []
+    for _ in range(2):
+        store.host_unreachable("local", error="no answer")
+        run = store.reader.run(RUN)
+        assert run.unreachable_since_s is not None
+        for seconds in (599.0, 600.0, 700.0):
+            now_s = run.unreachable_since_s + seconds
+            note_silence(Desk(store, store.reader, lambda now_s=now_s: now_s), run)
+            moments.append(len(store.reader.events(RUN, kinds=["silent_host"])))
+        store.host_seen("local")
+        note_silence(Desk(store, store.reader, time.time), store.reader.run(RUN))
+
+    assert moments == [0, 1, 1, 1, 2, 2]
+    assert "host local has not answered for 10 min" in store.reader.events(RUN, kinds=["silent_host"])[0].text
 
 
 @pytest.mark.slow  # a process of its own
