@@ -25,6 +25,8 @@ else:
     life = lazy("orchestrator.actions.life")
 
 ENDS = ("0", "2", "5", "6", "10", "11", "12", "13")
+GOES_ON = "the run goes on; come back with one of:"
+STOPS = "the run is being stopped all the same, and is killed when its grace is over; see it with one of:"
 SELECTOR = click.argument("selector", metavar="RUN", type=RUN)
 
 
@@ -54,7 +56,7 @@ def wait(terminal: Terminal, selector: str, timeout_s: float | None) -> None:
 def stop(
     terminal: Terminal, selector: str, *, grace_s: float | None, now: bool, timeout_s: float | None, no_wait: bool
 ) -> None:
-    """Stop a run and wait until its processes are gone and its GPUs are free.
+    """Stop a run and wait until its processes are gone; it says whether the memory of its GPUs is back.
 
     Of a run that has ended, the retry that was to come is called off.
     """
@@ -62,7 +64,7 @@ def stop(
     done = life.stop(terminal.places, selector, grace_s=0.0 if now else grace_s, timeout_s=timeout_s)
     run = done.run
     if not no_wait:
-        run = wait_shown(terminal, run.id, timeout_s=timeout_s, since_s=began_s)
+        run = wait_shown(terminal, run.id, timeout_s=timeout_s, since_s=began_s, goes_on=STOPS)
     if terminal.wants_json:
         terminal.document(run=run, has_called_off_retry=done.has_called_off_retry)
     elif done.has_called_off_retry:
@@ -74,9 +76,14 @@ def stop(
 
 
 def wait_shown(
-    terminal: Terminal, run_id: str, *, timeout_s: float | None = None, since_s: float | None = None
+    terminal: Terminal,
+    run_id: str,
+    *,
+    timeout_s: float | None = None,
+    since_s: float | None = None,
+    goes_on: str = GOES_ON,
 ) -> RunRow:
-    """Waits with progress on stderr; Ctrl-C says how to come back. `since_s`: monotonic; None: from now on."""
+    """Waits with progress on stderr; Ctrl-C says that it `goes_on` and how to come back. `since_s`: monotonic; None: now."""
     progress = Progress(terminal)
     try:
         return life.wait(terminal.places, run_id, timeout_s=timeout_s, since_s=since_s, on_moment=progress.moment)
@@ -84,7 +91,7 @@ def wait_shown(
         progress.end()
         program = as_typed()
         ways = (f"{program} watch {run_id}", f"{program} logs {run_id} -f", f"{program} wait {run_id}")
-        terminal.say("\n  ".join(["the run goes on; come back with one of:", *ways]))
+        terminal.say("\n  ".join([goes_on, *ways]))
         raise
     finally:
         progress.end()
