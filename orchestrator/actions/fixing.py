@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orchestrator
 from orchestrator.actions.host_facts import (
-    OLDEST_TORCH,
+    OLDEST,
     TARGET_PACKAGES,
     TRAINER_PACKAGES,
     WITHOUT_DEPENDENCIES,
@@ -89,9 +89,10 @@ def pinned() -> dict[str, str]:
 
 def constraints() -> str:
     """The pinned list as pip and uv read it."""
-    oldest = ".".join(map(str, OLDEST_TORCH))
     lines = [
-        f"torch>={oldest},<={version}" if name == "torch" else f'{name}=={version}; python_version >= "{PINNED_FOR}"'
+        f"torch>={OLDEST['torch']},<={version}"
+        if name == "torch"
+        else f'{name}=={version}; python_version >= "{PINNED_FOR}"'
         for name, version in pinned().items()
     ]
     return "\n".join([*lines, ""])

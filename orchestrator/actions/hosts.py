@@ -109,6 +109,8 @@ def line_findings(line: Line) -> list[Finding]:
     return found if line.clock_offset_s is None else [*found, _clock_finding(line.clock_offset_s)]
 
 
+# What reloads it, or else: a driver and its module of two versions after an update, a card that is lost until a reboot.
+_DRIVER = "modprobe nvidia && nvidia-smi  # where that fails: reboot the machine; in a container, look on its host"
 _NO_PYTHON = "apt-get install python3 python3-venv  # or name another as python: in hosts.yaml"
 _ODD_ANSWER = "type -a date sh head"  # there: what these words run
 
@@ -164,10 +166,11 @@ def _gpus(facts: Mapping[str, Any], python: str) -> list[Finding]:
     found = []
     fault = gpu_complaint(facts)
     if fault is not None:
-        found.append(Finding("driver", False, fault, "nvidia-smi"))
+        found.append(Finding("driver", False, fault, _DRIVER))
     elif facts.get("driver"):
         found.append(Finding("driver", True, str(facts["driver"])))
-    for name, node in (facts.get("nvidia_nodes") or {}).items():
+    nodes = facts.get("nvidia_nodes") or {}
+    for name, node in nodes.items():
         if not node.get("is_there"):
             repair = "nvidia-modprobe -u -c=0" if name == "nvidia-uvm" else "nvidia-modprobe -c=0"
             found.append(Finding(f"/dev/{name}", False, "is not there; CUDA cannot start without it", repair))
@@ -176,6 +179,10 @@ def _gpus(facts: Mapping[str, Any], python: str) -> list[Finding]:
                 f"has major number {node.get('major')}, the driver has {node['driver_major']}: a node of an older boot"
             )
             found.append(Finding(f"/dev/{name}", False, told, f"rm /dev/{name} && nvidia-modprobe -u -c=0"))
+    if nodes and not any(item.name.startswith("/dev/") for item in found):
+        found.append(Finding("device nodes", True, ", ".join(f"/dev/{name}" for name in nodes)))
+    if facts.get("torch_cuda"):
+        found.append(Finding("CUDA of torch", True, str(facts["torch_cuda"])))
     for gpu in facts.get("gpus") or []:
         used, total = gpu.get("used_bytes") or 0, gpu.get("total_bytes") or 0
         told = f"{gpu.get('name')} ({gpu.get('uuid') or 'no UUID'}), "
@@ -210,7 +217,12 @@ def _session(facts: Mapping[str, Any]) -> list[Finding]:
     ]
     session = facts.get("session") or {}
     if not session.get("kill_user_processes"):
-        return found
+        told = (
+            "leaves a user's processes alone at logout"
+            if session.get("systemd")
+            else "not there: nothing ends a job at logout"
+        )
+        return [*found, Finding("logind", True, told)] if session else found
     told = "ends a user's processes at logout" + (", but this user lingers" if session.get("linger") else "")
     return [*found, Finding("logind", bool(session.get("linger")), told, f"loginctl enable-linger {facts.get('user')}")]
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 
 from orchestrator.actions.host_facts import (
+    OLDEST,
+    TRAINER_PACKAGES,
     GpuBusy,
     MissingDependency,
     NoGpu,
@@ -56,7 +61,19 @@ def _spec(num_gpus: int = 1) -> DFlashSpec:
     return dataclasses.replace(spec, life=LifeSpec(num_gpus=num_gpus))
 
 
-COMMANDS = {"du", "loginctl", "ls", "mount", "nvidia-modprobe", "nvidia-smi", "python3", "rm", "timedatectl"}
+COMMANDS = {
+    "apt-get",
+    "du",
+    "loginctl",
+    "ls",
+    "modprobe",
+    "mount",
+    "nvidia-modprobe",
+    "nvidia-smi",
+    "python3",
+    "rm",
+    "timedatectl",
+}
 HOLDER = {"pid": 4242, "user": "ada", "used_bytes": 40 * 2**30, "command": "python train.py", "age_s": 60.0}
 
 
@@ -82,12 +99,28 @@ def test_a_script_of_ones_own_needs_python_alone() -> None:
     )
 
 
-def test_a_torch_that_is_too_old_is_a_lack() -> None:
-    old = {**PACKAGES, "torch": "2.6.0+cu124"}
+@pytest.mark.parametrize(
+    ("name", "version", "oldest"),
+    [("torch", "2.6.0+cu124", "2.11"), ("transformers", "4.57.1", "5.17"), ("numpy", "1.26.4", "2")],
+)
+def test_a_package_that_is_too_old_is_a_lack_with_the_version_that_is_needed(
+    name: str, version: str, oldest: str
+) -> None:
+    facts = _facts(python={"version": "3.11.7", "packages": {**PACKAGES, name: version}})
 
-    found = lacks(_facts(python={"version": "3.11.7", "packages": old}), _spec(), python="python3")
+    (found,) = lacks(facts, _spec(), python="python3")
 
-    assert [(lack.name, lack.seen) for lack in found] == [("torch", "is 2.6.0+cu124; at least 2.11 is needed")]
+    assert (found.name, found.seen) == (name, f"is {version}; at least {oldest} is needed")
+    assert found.repair == f"python3 -m pip install '{name}>={oldest}'"
+
+
+def test_the_oldest_versions_are_those_of_the_project() -> None:
+    """A development version or one with a build's name counts by its numbers."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = [line.partition(">=") for line in project["optional-dependencies"]["train"]]
+
+    assert {name: version.partition(",")[0] for name, _, version in wanted if name in OLDEST} == OLDEST
+    assert set(TRAINER_PACKAGES) <= set(OLDEST)
 
 
 def test_a_job_gets_the_emptiest_cards_by_uuid() -> None:
@@ -233,7 +266,7 @@ def test_only_versions_that_matter_are_kept_with_a_run() -> None:
     ("changes", "name", "repair"),
     [
         ({"nvidia_nodes": {"nvidia-uvm": {"is_there": False}}}, "/dev/nvidia-uvm", "nvidia-modprobe -u -c=0"),
-        ({"gpu_error": "Unable to determine the device handle"}, "driver", "nvidia-smi"),
+        ({"gpu_error": "Unable to determine the device handle"}, "driver", "modprobe nvidia && nvidia-smi  # where"),
         ({"torch_cuda": None}, "torch", "python3 -m pip install --force-reinstall 'torch>=2.11'"),
         ({"python": {"version": "3.8.10"}}, "Python", "python3 -m uv python install"),
         (
@@ -279,6 +312,30 @@ def test_a_file_system_that_counts_no_inodes_says_nothing_of_them() -> None:
     disk = {"path": "/data", "free_inodes": 0, "total_inodes": 0}
 
     assert "inodes" not in {item.name for item in findings_of(_facts(disk=disk), python="python3")}
+
+
+def test_a_healthy_host_shows_a_line_of_everything_that_may_be_at_fault() -> None:
+    node = {"is_there": True, "major": 195, "driver_major": 195}
+    facts = _facts(
+        _gpu(0),
+        nvidia_nodes={"nvidiactl": node, "nvidia-uvm": node, "nvidia0": node},
+        disk={"path": "/data", "free_bytes": 2**40, "free_inodes": 6_000_000, "total_inodes": 6_553_600},
+        shm_free_bytes=2**34,
+        session={"systemd": True, "linger": False, "kill_user_processes": False},
+        path="/usr/bin",
+        lang="C.UTF-8",
+        time_s=time.time(),
+    )
+
+    found = {item.name: item.told for item in findings_of(facts, python="python3") if item.is_good}
+
+    assert list(found) == [
+        "Python", "packages", "driver", "device nodes", "CUDA of torch", "GPU 0", "disk", "inodes", "shared memory", "PATH",
+        "LANG", "logind", "clock",
+    ]  # fmt: skip
+    assert found["device nodes"] == "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0"
+    assert (found["driver"], found["CUDA of torch"]) == ("580.1", "13.0")
+    assert found["logind"] == "leaves a user's processes alone at logout"
 
 
 def test_a_healthy_host_has_no_fault_and_holders_are_told() -> None:
