@@ -164,6 +164,7 @@ def joined(
                 watch.tell(f"{roles.name(place.rank)} was told to end: {words[0]}", is_stop=True)
             else:
                 watch.tell(f"{roles.name(place.rank)} failed: {type(error).__name__}: {words[0]}")
+            watch.let_first_save()
         raise
 
 

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ BEAT_S = 0.5
 SILENCE_S = 15.0  # a beat needs no more than the interpreter's lock, which long calls of torch give up
 GRACE_S = 10.0  # for the main thread to fail by itself, with its own traceback
 _CAUSE = "cause"
+_SAVING = "saving"  # "1" while rank 0 writes a checkpoint
 _STOP = "stop: "  # before the text of a cause that is no loss
 _SILENT = ("was not heard for", "launcher of the ranks is gone")  # what a lost way looks like from here
 
@@ -105,10 +106,28 @@ class Watch(threading.Thread):
     def saving(self) -> Iterator[None]:
         """Around the writing of a checkpoint, which needs no other rank and is worth more than an end within seconds."""
         self._is_saved.clear()
+        with suppress(RuntimeError):  # the launcher may be gone: the checkpoint is written all the same
+            self._store.set(_SAVING, "1")
         try:
             yield
         finally:
             self._is_saved.set()
+            with suppress(RuntimeError):
+                self._store.set(_SAVING, "")
+
+    def let_first_save(self) -> None:
+        """This rank ends for a loss: not before rank 0, on this host, has written the checkpoint it is writing.
+
+        A launcher ends all of its host 30 s after the first of its ranks has ended, whatever the grace of the run. Not waited
+        for: a rank 0 that has died, that is itself the loss, or that is on another host, under a launcher of its own.
+        """
+        if 0 not in self._near or self._rank == 0 or str(self._cause).startswith(self._roles.name(0)):
+            return
+        last_s = self._now_s() + self._save_s
+        with suppress(RuntimeError):
+            while self._store.check([_SAVING]) and self._store.get(_SAVING) and self._known[0].is_alive:
+                if self._now_s() >= last_s or self._is_over_after(BEAT_S):
+                    return
 
     def finish(self) -> None:
         """This rank has done its part; its end is no loss from now on."""
@@ -144,6 +163,7 @@ class Watch(threading.Thread):
         if self._cause is None:
             return
         last_s = self._now_s() + self._save_s
+        self.let_first_save()  # as the main thread does, which then has its time to fail
         while not self._is_over_after(GRACE_S):  # again after a save: the main thread only now meets the loss
             left_s = last_s - self._now_s()
             if self._is_saved.is_set() or left_s <= 0 or not self._is_saved.wait(left_s):

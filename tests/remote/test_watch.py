@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch.distributed as dist
@@ -112,11 +114,15 @@ def test_an_interface_that_is_gone_explains_no_rank_that_failed_by_itself(store)
 
 
 class Driven(Watch):
-    """A watch of rank 0 whose time goes by as it is waited for; it keeps when it learnt of a loss and when it ended."""
+    """A watch whose time goes by as it is waited for; it keeps when it learnt of a loss and when it ended."""
 
-    def __init__(self, store) -> None:
-        super().__init__(store, ROLES, 0, self._end)
+    def __init__(self, store, *, rank: int = 0, roles: Roles = ROLES, save_s: float = 0.0) -> None:
+        super().__init__(store, roles, rank, self._end, save_s=save_s)
         self.at_s, self.named_s, self.ended_s = 0.0, math.inf, math.inf
+        self._then: list[tuple[float, Callable[[], object]]] = []
+
+    def then(self, at_s: float, work: Callable[[], object]) -> None:
+        self._then.append((at_s, work))
 
     def _end(self, cause: BaseException) -> None:
         self.ended_s = self.at_s
@@ -128,6 +134,9 @@ class Driven(Watch):
         if self.cause(wait_s=0.0) is not None:
             self.named_s = min(self.named_s, self.at_s)
         self.at_s += wait_s
+        for at_s, work in self._then:
+            if self.at_s >= at_s:
+                work()
         assert self.at_s < 3600, "nobody has ended this rank"
         return False
 
@@ -187,6 +196,60 @@ def test_a_checkpoint_that_is_never_written_ends_with_the_grace_of_the_job(
     with watch.saving():
         watch.start()
         assert ended.wait(60)
+
+
+def survivor(store, first: Identity, *, save_s: float) -> Driven:
+    """Rank 1, which has seen rank 0, on its own host, and knows that rank 2 is lost."""
+    numbers = watching._process_numbers()
+    store.set("process/0", json.dumps([first.pid, first.start_ticks, first.boot_id, numbers]))
+    store.set("beat/0", "1")
+    found = Driven(store, rank=1, roles=Roles(num_drafters=2, num_targets=1), save_s=save_s)
+    found._look()
+    found.tell("rank 2 (target 0) is gone without a word")
+    return found
+
+
+def own_identity() -> Identity:
+    found = Identity.of(os.getpid())
+    assert found is not None
+    return found
+
+
+def test_a_rank_with_a_known_loss_lets_rank_0_of_its_host_finish_its_checkpoint(store) -> None:
+    first = Watch(store, ROLES, 0, lambda cause: None)
+    watch = survivor(store, own_identity(), save_s=300.0)
+    saved_s = 100.0
+
+    with ExitStack() as saving:
+        saving.enter_context(first.saving())
+        watch.then(saved_s, saving.close)
+        watch.let_first_save()
+
+    assert saved_s <= watch.at_s < saved_s + 2
+    watch.let_first_save()
+    assert watch.at_s < saved_s + 2  # nothing is being written any more
+
+
+def test_a_checkpoint_of_rank_0_that_is_never_whole_holds_no_other_rank_beyond_the_grace(store) -> None:
+    watch = survivor(store, own_identity(), save_s=60.0)
+
+    with Watch(store, ROLES, 0, lambda cause: None).saving():
+        watch.let_first_save()
+
+    assert 60 <= watch.at_s < 62
+
+
+def test_a_rank_0_that_died_as_it_saved_holds_nobody(store) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    dead = Identity.of(process.pid)
+    process.communicate()
+    assert dead is not None
+    watch = survivor(store, dead, save_s=300.0)
+    store.set(watching._SAVING, "1")
+
+    watch.let_first_save()
+
+    assert watch.at_s < 2
 
 
 @pytest.mark.slow  # beats are half a second apart
