@@ -7,6 +7,7 @@ the driver, the index and uv to say. It decides nothing about drivers, and chang
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orchestrator
@@ -43,40 +44,59 @@ else
   "$python" -m pip install --no-input --constraint "$pinned" "$@"
 fi
 """
+# What is there is imported as well: an installer's yes says nothing of a library that a wheel does not find.
 _VERSIONS = """
-import importlib.metadata, sys
-print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in sys.argv[1:]))
+import importlib, importlib.metadata, importlib.util, sys
+alone = sys.argv[1].split()
+for name in sys.argv[2:]:
+    module = name.replace("-", "_")
+    if name not in alone:
+        importlib.import_module(module)
+    elif importlib.util.find_spec(module) is None:
+        raise ImportError(f"there is no {module}")
+print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in sys.argv[2:]))
 """
+IMPORT_S = 300.0  # a torch that nobody has imported yet, from a slow disk
 
 
-def fix(places: Places, name: str) -> list[str]:
+@dataclass(frozen=True)
+class Fixed:
+    """What was done and is there now, a line each; with the interpreter that has it."""
+
+    lines: list[str]
+    python: str
+
+
+def fix(places: Places, name: str) -> Fixed:
     """Installs what the bundled trainer needs on the host: into its own venv, else into a new one in the work folder.
 
-    Returns what was done and is there now, a line each. With uv where the host has it, else with venv and pip.
+    With uv where the host has it, else with venv and pip.
     """
     with open_site(find_host(places, name)) as site:
         return fix_site(site, hosts_file=places.hosts_file)
 
 
-def fix_site(site: Site, *, hosts_file: Path) -> list[str]:
+def fix_site(site: Site, *, hosts_file: Path) -> Fixed:
     """The same on a host with its door open."""
     name, python = site.host.name, site.place.python
     missing = [*lacks(site.facts, None, python=python), *lacks_for_targets(site.facts, python=python)]
     packages = [lack.package for lack in missing if lack.package]
     by_hand = [f"{name}: {lack.name} {lack.seen}; {lack.repair}" for lack in missing if not lack.package]
     if not packages:
-        return by_hand or [f"{name}: nothing is missing"]
+        return Fixed(by_hand or [f"{name}: nothing is missing"], python)
     if (site.facts.get("python") or {}).get("is_venv"):
         _install(site.shell, [python], packages)
         there = _versions(site.shell, python, [lack.name for lack in missing if lack.package])
-        return [f"{name}: installed {there} with {python}", *by_hand]
+        return Fixed([f"{name}: installed {there} with {python}", *by_hand], python)
     folder = f"{site.place.work_dir}/venv"
-    _install(site.shell, [f"{folder}/bin/python", python, folder], ALL_PACKAGES)
-    return [
-        f"{name}: made {folder} with {_versions(site.shell, f'{folder}/bin/python', ALL_PACKAGES)}",
-        f"{name}: set `python: {folder}/bin/python` for it in {hosts_file}",
+    made = f"{folder}/bin/python"
+    _install(site.shell, [made, python, folder], ALL_PACKAGES)
+    lines = [
+        f"{name}: made {folder} with {_versions(site.shell, made, ALL_PACKAGES)}",
+        f"{name}: set `python: {made}` for it in {hosts_file}",
         *by_hand,
     ]
+    return Fixed(lines, made)
 
 
 def pinned() -> dict[str, str]:
@@ -118,9 +138,10 @@ def _run_install(shell: StreamShell, pythons: Sequence[str], packages: Sequence[
 
 
 def _versions(shell: StreamShell, python: str, names: Sequence[str]) -> str:
-    """What that Python has of them now; DraftyardError where the installer said yes and one is not there."""
-    done = shell.run([python, "-c", _VERSIONS, *names])
+    """What that Python has of them now; DraftyardError where the installer said yes and one cannot be imported."""
+    alone = " ".join(WITHOUT_DEPENDENCIES)  # their own imports are what was left out
+    done = shell.run([python, "-W", "ignore", "-c", _VERSIONS, alone, *names], timeout_s=IMPORT_S)
     if done.exit_code:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise DraftyardError(f"installed, but not all of it is there: {said[-1] if said else 'no answer'}")
+        raise DraftyardError(f"installed, but not all of it can be imported: {said[-1] if said else 'no answer'}")
     return done.stdout.decode("utf-8", "replace").strip()

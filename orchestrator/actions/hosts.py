@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.actions.history import open_reader
@@ -70,9 +70,13 @@ def known(places: Places) -> list[Known]:
     ]
 
 
-def examine(places: Places, name: str) -> list[Finding]:
-    """Looks at a host; what was seen is kept for `hosts` and `plan --host`. HostError becomes a finding."""
+def examine(places: Places, name: str, *, python: str | None = None) -> list[Finding]:
+    """Looks at a host; what was seen is kept for `hosts` and `plan --host`. HostError becomes a finding.
+
+    `python`: another interpreter than hosts.yaml has, which has just been made.
+    """
     host = find_host(places, name)
+    host = host if python is None else replace(host, python=python)
     try:
         with open_site(host) as site:
             reached = [

@@ -36,13 +36,15 @@ else:
 )
 def doctor(terminal: Terminal, host: str | None, *, fix: bool) -> None:
     """Check this machine, or a host; each failing line ends in the command that repairs it."""
+    python = None
     if fix:
         terminal.say("installing; this may take minutes")
         done = fixing.fix(terminal.places, host or terminal.places.host)
+        python = done.python
         if not terminal.wants_json:
-            terminal.lines([*done, ""])
+            terminal.lines([*done.lines, ""])
     here = [] if host else hosts.examine_here(terminal.places)
-    there = hosts.examine(terminal.places, host or terminal.places.host)
+    there = hosts.examine(terminal.places, host or terminal.places.host, python=python)
     if terminal.wants_json:
         terminal.document(
             host=host or terminal.places.host,

@@ -30,8 +30,9 @@ UV = Path(sys.executable).with_name("uv")
 THERE = ", ".join(f"{name} {version}" for name, version in VERSIONS.items())
 
 
-def _index(folder: Path) -> Path:
-    """Two wheels for each package of the trainer, the pinned and a newer one, with nothing in them but their names."""
+def _index(folder: Path, *, broken: str = "") -> Path:
+    """Two wheels for each package of the trainer, the pinned and a newer one, with an empty module of its name; that of
+    `broken` cannot be imported."""
     folder.mkdir()
     for name, version in [*VERSIONS.items(), *NEWER.items()]:
         file = f"{name.replace('-', '_')}-{version}"
@@ -39,8 +40,19 @@ def _index(folder: Path) -> Path:
         with zipfile.ZipFile(folder / f"{file}-py3-none-any.whl", "w") as wheel:
             wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
             wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{about}/RECORD", f"{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+            wheel.writestr(
+                f"{name.replace('-', '_')}.py", "raise ImportError('no libcudart')" if name == broken else ""
+            )
+            record = f"{name.replace('-', '_')}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n"
+            wheel.writestr(f"{about}/RECORD", record)
     return folder
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever disk the tests run on, it is no fault of the host."""
+    for name in ("FREE_DISK_BYTES", "FREE_INODES", "FREE_SHM_BYTES"):
+        monkeypatch.setattr(f"orchestrator.actions.hosts.{name}", 0)
 
 
 def _offer(installer: str, index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +106,7 @@ def test_an_unknown_host_key_is_told_as_any_verb_tells_it(yard: Yard, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("roomy")
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path, installer: str) -> None:
     folder = _venv(tmp_path / "its venv")
@@ -115,7 +128,7 @@ def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path
         assert yard.run("doctor", "box", "--no-input") == 1
         assert f"torch          is not installed  ->  '{folder}/bin/python' -m pip install torch" in yard.out
 
-        yard.run("doctor", "box", "--fix", "--no-input")
+        assert yard.run("doctor", "box", "--fix", "--no-input") == 0, yard.out + yard.err
 
         assert f"box: installed {THERE} with {folder}/bin/python" in yard.out
         assert THERE in yard.out
@@ -125,6 +138,7 @@ def test_fix_installs_into_the_venv_that_the_host_has(yard: Yard, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("roomy")
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_fix_makes_a_venv_where_there_is_none_and_says_how_it_is_used(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
@@ -134,7 +148,8 @@ def test_fix_makes_a_venv_where_there_is_none_and_says_how_it_is_used(
     hosts = yard.root / "hosts.yaml"
     hosts.write_text(f"hosts:\n  local: {{python: '{bare}'}}\n", encoding="utf-8")
 
-    yard.run("doctor", "local", "--fix", "--no-input")
+    assert yard.run("doctor", "local", "--fix", "--no-input") == 0, yard.out + yard.err
+    assert "is not installed" not in yard.out  # the venv that was made is looked at, not the Python of hosts.yaml
     made = yard.root / "data" / "draftyard" / "venv"
     assert f"local: set `python: {made}/bin/python` for it in {hosts}" in yard.out
     assert ("uv = " in (made / "pyvenv.cfg").read_text()) is (installer == "uv")
@@ -143,6 +158,19 @@ def test_fix_makes_a_venv_where_there_is_none_and_says_how_it_is_used(
     yard.run("doctor", "local", "--no-input")
     assert THERE in yard.out
     assert "is not installed" not in yard.out
+
+
+@pytest.mark.slow
+def test_fix_fails_where_a_package_that_was_installed_cannot_be_imported(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _offer("uv", _index(tmp_path / "index", broken="torch"), tmp_path, monkeypatch)
+    python = _venv(tmp_path / "venv") / "bin" / "python"
+    (yard.root / "hosts.yaml").write_text(f"hosts:\n  local: {{python: '{python}'}}\n", encoding="utf-8")
+
+    assert yard.run("doctor", "local", "--fix", "--no-input") == 1
+
+    assert "installed, but not all of it can be imported: ImportError: no libcudart" in yard.err
 
 
 class Answering(LocalShell):
@@ -174,7 +202,8 @@ def test_fix_sends_the_pinned_versions_as_text_and_of_torch_a_range(is_venv: boo
     assert (python, base, folder) == (
         ("/usr/bin/python3", "", "") if is_venv else ("/srv/venv/bin/python", "/usr/bin/python3", "/srv/venv")
     )
-    assert THERE in done[0]
+    assert THERE in done.lines[0]
+    assert done.python == python
 
 
 # The end of what uv 0.13.9 said on a Linux without any card (1 December 2026): the registry's torch is one for CUDA.
@@ -194,7 +223,7 @@ def test_a_torch_for_a_newer_cuda_that_uv_took_is_told_with_both_versions_by_the
     shell = Answering(TOOK_CUDA)
     bare = {"python": {"version": "3.11.7", "is_venv": True, "packages": {}}}
     site = Site(LOCAL, shell, Workplace("/srv", "/venv/bin/python", "/root"), bare)
-    assert "torch==2.13.0" in fixing.fix_site(site, hosts_file=Path("x"))[0]
+    assert "torch==2.13.0" in fixing.fix_site(site, hosts_file=Path("x")).lines[0]
 
     with_cuda = {"python": {"version": "3.11.7", "is_venv": True, "packages": VERSIONS}, "torch_cuda": "13.0"}
     no_card = {item.name: item for item in hosts.findings_of({**with_cuda, "gpus": []}, python="python3")}
