@@ -47,7 +47,8 @@ def ask_and_do(app: Draftyard, name: str, chosen: Chosen) -> None:
         return
     question = Confirm(asking(deed, run, gpus, None))
     app.push_screen(question, do)
-    app.run_worker(_complete(app, question, partial(asking, deed, run, gpus), run.id), group="question", exclusive=True)
+    words = partial(asking, deed, run, gpus)
+    app.run_worker(partial(_complete, app, question, words, run.id), group="question", exclusive=True)  # type: ignore[arg-type]
 
 
 async def _complete(

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -292,7 +293,9 @@ class Draftyard(App[None]):
         self.notify("Something is being started or ended: leaving now cuts it off; q again leaves.", severity="warning")
 
     def go_home(self, name: str) -> None:
-        """One of the screens at the top; what lay above it closes."""
+        """One of the screens at the top; what lay above it closes. Launch opens on the branch of the run under the cursor."""
+        if name == LaunchScreen.NAME and (chosen := self.chosen()) is not None:
+            self.get_screen(name, LaunchScreen).turn_to(f"{chosen[0].recipe}/{chosen[0].branch}")
         while len(self.screen_stack) > 2:
             self.pop_screen()
         self.switch_screen(name)
@@ -325,7 +328,7 @@ class Draftyard(App[None]):
         screen = self._asking_screen()
         finding = screen.file_to_edit() if screen else None
         if finding is not None and self.may_act():
-            self.run_worker(find_and_edit(self, finding), group="edit", exclusive=True)
+            self.run_worker(partial(find_and_edit, self, finding), group="edit", exclusive=True)  # type: ignore[arg-type]
 
     def action_help(self) -> None:
         open_help(self)
@@ -355,8 +358,11 @@ class Draftyard(App[None]):
         super().notify(inert(message), **{**settings, "markup": False})
 
     def do_beside(self, job: Callable[[], None], *, group: str) -> None:
-        """Does in a thread what may wait for a host; its trouble becomes a toast. Of looks at the same thing the newest counts."""
-        self.run_worker(self._beside(job), group=group, exclusive=group not in ACTS)
+        """Does in a thread what may wait for a host; its trouble becomes a toast. Of looks at the same thing the newest counts.
+
+        Workers get functions: the coroutine of one that is called off before its turn would never be awaited.
+        """
+        self.run_worker(partial(self._beside, job), group=group, exclusive=group not in ACTS)  # type: ignore[arg-type]
 
     async def _beside(self, job: Callable[[], None]) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -56,6 +55,7 @@ class LaunchScreen(HomeScreen):
         self._standing: Standing | None = None
         self._asked: Wish | None = None  # what the standing is about
         self._is_asking = False
+        self._turned_to = ""
         self._table = Table((Column("branch", 0),), empty="Reading the recipes.", opens="ask the gate", id="offers")
         self._boxes = {
             name: Field(value=shown, placeholder=hint, compact=True, id=name) for name, (shown, hint) in FIELDS.items()
@@ -85,6 +85,12 @@ class LaunchScreen(HomeScreen):
 
     def present(self, snapshot: Snapshot) -> None:
         self._draw()
+
+    def turn_to(self, key: str) -> None:
+        """The cursor on this branch (recipe/branch), unless that is the one it was sent to last."""
+        if key != self._turned_to:
+            self._turned_to = key
+            self._table.go_to(key)
 
     def told(self) -> Sequence[Piece]:
         return [("  looking at the host", "live")] if self._is_asking else ()
@@ -217,8 +223,9 @@ class LaunchScreen(HomeScreen):
             return None
         offer = self._offers[self._table.cursor]
         values = {name: box.value.split() for name, box in self._boxes.items()}
-        wish = Wish(offer.recipe, offer.branch, " ".join(values["host"]) or "local")
-        return dataclasses.replace(wish, gpus=tuple(values["gpus"]), overrides=tuple(values["overrides"]))
+        gpus = tuple(" ".join(values["gpus"]).replace(",", " ").split())  # commas, as --gpus has them, or blanks
+        host = " ".join(values["host"]) or "local"
+        return Wish(offer.recipe, offer.branch, host, gpus, tuple(values["overrides"]))
 
     def _draw(self) -> None:
         wish = self._wish()

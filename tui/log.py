@@ -7,6 +7,7 @@ line that was in sight in its place; so does a jump to a search result.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import ClassVar
 
 from textual import on
@@ -170,7 +171,7 @@ class LogPane(Rows):
         self._state.redraw()
 
     def _search(self, *, after: int, backwards: bool) -> None:
-        self.run_worker(self._searching(after, backwards=backwards), group="search", exclusive=True)
+        self.run_worker(partial(self._searching, after, backwards=backwards), group="search", exclusive=True)  # type: ignore[arg-type]
 
     async def _searching(self, after: int, *, backwards: bool) -> None:
         """Goes through the file in steps; a new search or another key press may end it between them."""

@@ -112,6 +112,8 @@ def planned(places: Places, wish: Wish) -> Planned:
     try:
         actions("order").find_host(places, wish.host)
         actions("recipes").resolve(places, wish.recipe, branch=wish.branch, overrides=wish.overrides)
+        if wish.gpus:
+            actions("plans").check_gpus(places, wish.host, wish.gpus)
     except DraftyardError as error:
         return Planned({}, fault=str(error).splitlines()[0])
     try:

@@ -103,6 +103,13 @@ class Table(Painted, can_focus=True):
             self._cells.clear()
             self.refresh()
 
+    def go_to(self, key: str) -> None:
+        """The cursor goes to the row with this key, where there are none yet once they come."""
+        if key in self._keys:
+            self._go(self._keys.index(key))
+        elif not self._keys:
+            self.cursor_key = key
+
     def to_top(self) -> None:
         """The cursor goes to whatever row comes first from now on."""
         self.cursor, self.cursor_key = 0, None

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
-from orchestrator.actions.host_facts import Card, card_of, gpu_fault
+from orchestrator.actions.host_facts import Card, NoGpu, can_name_gpu, card_of, gpu_fault, named_gpus
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
@@ -293,6 +293,16 @@ def _dflash(resolved: Resolved) -> DFlashSpec:
     if not isinstance(resolved.spec, DFlashSpec):
         raise UsageError(f"recipe {resolved.spec.recipe} runs a script of its own; a plan is for the bundled trainer")
     return resolved.spec
+
+
+def check_gpus(places: Places, host: str, names: Sequence[str]) -> None:
+    """Contacts no host. Raises NoGpu for a name that fits no GPU of the host as last seen; of one never seen, for none that is."""
+    with open_reader(places) as reader:
+        facts = _seen(reader, host, places)
+    if facts:
+        named_gpus(facts.get("gpus") or (), names, host)
+    elif wrong := [name for name in names if not can_name_gpu(name)]:
+        raise NoGpu(f"GPU {wrong[0]!r} is neither an index, as 5, nor the beginning of a UUID, as GPU-4f1c88de")
 
 
 def _seen_card(places: Places, host: str, *, device: str) -> Card:

@@ -1,22 +1,27 @@
 """Panes as plain functions: odd input, and the shapes they share with the rooms that make it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from textual.widgets import Input
 
-from orchestrator.actions.places import find_places
+from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import plan_body, plan_memory
+from orchestrator.errors import UsageError
 from orchestrator.recipe import load_recipe
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import HostRow
 from remote.plan import plan
 from remote.spec import DFlashSpec
+from tests.tui.golden import opened, shown
 from tests.tui.world import NOW_S, PLAN
 from tests.tui.yard import LIVE, OOM
+from tui import ordering
+from tui.app import Draftyard
 from tui.detail import RunDetail, read_detail
 from tui.facts import fact_lines, fact_text
 from tui.hosts_lines import hosts_lines
@@ -36,6 +41,14 @@ GIB = 2**30
 def detail_of(path: Path, run_id: str) -> RunDetail:
     with Reader(path) as reader:
         return read_detail(reader, reader.run(run_id), CurvesAsk(names=("loss", "accuracy")))
+
+
+@pytest.fixture
+def with_host(filled_yard: Path, tmp_path: Path) -> Places:
+    """The filled yard from a folder that knows its host pve-a."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "hosts.yaml").write_text("hosts:\n  pve-a: {address: pve-a}\n")
+    return find_places(tmp_path, {"HOME": str(tmp_path)}, db=filled_yard)
 
 
 def places_of(tmp_path: Path) -> Any:
@@ -111,6 +124,54 @@ def test_a_wrong_override_is_a_fault_of_the_wish(tmp_path: Path) -> None:
     answer = planned(places_of(tmp_path), wish)
 
     assert "num_step" in answer.fault
+
+
+@pytest.mark.parametrize(
+    ("host", "gpus", "fault"),
+    [
+        ("pve-a", ("5", "6"), ""),
+        ("pve-a", ("GPU-00000005",), ""),
+        ("pve-a", ("99",), "host pve-a has no GPU 99; it has 0 (RTX PRO 6000 Blackwell)"),
+        ("pve-a", ("x",), "host pve-a has no GPU x"),
+        ("local", ("0",), "host local has no GPU 0; it has none"),
+    ],
+)
+def test_gpus_are_checked_against_the_host_as_last_seen(
+    host: str, gpus: tuple[str, ...], fault: str, with_host: Places
+) -> None:
+    told = planned(with_host, Wish("smollm2", "ce", host, gpus)).fault
+
+    assert told.startswith(fault) if fault else not told
+
+
+@pytest.mark.parametrize(("gpus", "is_fault"), [("5", False), ("GPU-00000005", False), ("x", True), ("-1", True)])
+def test_of_a_host_never_seen_a_gpu_must_look_like_one(gpus: str, is_fault: bool, tmp_path: Path) -> None:
+    assert ("neither an index" in planned(places_of(tmp_path), Wish("smollm2", "ce", gpus=(gpus,))).fault) is is_fault
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", ["5 6", "5,6", " 5, 6 "])
+async def test_the_gpus_that_are_typed_reach_the_order(
+    typed: str, with_host: Places, monkeypatch: pytest.MonkeyPatch, open_app: Callable[..., Draftyard]
+) -> None:
+    orders: list[Any] = []
+
+    def rehearse(_places: Places, order: Any) -> None:
+        orders.append(order)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(ordering.actions("jobs"), "rehearse", rehearse)
+    app = open_app(places=with_host)
+    async with opened(app, "4", size=(100, 30)) as pilot:
+        await shown(app, pilot, "looks at the host")
+        app.screen.query_one("#host", Input).value = "pve-a"
+        app.screen.query_one("#gpus", Input).value = "99"
+        await shown(app, pilot, "has no GPU 99")
+        app.screen.query_one("#gpus", Input).value = typed
+        await pilot.press("enter")
+        await shown(app, pilot, "seen")
+
+    assert [(order.host, order.gpus) for order in orders] == [("pve-a", ("5", "6"))]
 
 
 def test_every_bundled_branch_is_offered_and_can_be_planned_or_says_why(tmp_path: Path) -> None:

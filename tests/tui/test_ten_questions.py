@@ -9,7 +9,7 @@ import pytest
 from textual.widgets import Input
 
 from orchestrator.actions.places import BUNDLED, Places, find_places
-from tests.tui.golden import opened, shown
+from tests.tui.golden import opened, press, shown
 from tui.app import Draftyard
 from tui.plain import screen_text
 
@@ -78,6 +78,24 @@ async def test_whether_a_branch_may_be_launched_is_answered_in_two_keys(
         text = await shown(app, pilot, "Launch is refused")
 
     assert "climbs what is missing" in text, text
+
+
+async def test_launch_opens_on_the_branch_under_the_cursor(
+    yard_places: Places, open_app: Callable[..., Draftyard]
+) -> None:
+    """Whichever run it is, though its branch stands anywhere in the list; coming back, what was chosen there stays."""
+    app = open_app(places=yard_places)
+
+    async with opened(app, *"jjjjjj4", size=(80, 24)) as pilot:
+        await shown(app, pilot, "qwen3-8b/ce on local", "▌qwen3-8b/ce")
+        await press(app, pilot, "k")
+        other = await shown(app, pilot, "looks at the host")
+        await press(app, pilot, "1", "4")
+        assert "▌qwen3-8b/ce" not in screen_text(app)
+        await press(app, pilot, "1", "j", "4")
+        await shown(app, pilot, "qwen3-8b/dpace on local")
+
+    assert "qwen3-8b/ce on local" not in other
 
 
 async def test_what_would_fit_of_a_planned_branch_is_answered_before_anything_is_asked(

@@ -57,8 +57,9 @@ def _live(yard: Yard) -> None:
             )
         ]
     )
-    supervisor.skip_to(1)  # its beginning is days ago
-    supervisor.tell(gpu_events({5: 84.6, 6: 84.1, 7: 91.8}, ago_s=2400, every_s=30))
+    supervisor.tell(
+        [("gpu", begin_s, {"samples": []}), *gpu_events({5: 84.6, 6: 84.1, 7: 91.8}, ago_s=2400, every_s=30)]
+    )
     yard.state(run, State.RUNNING, ago_s=0, evidence="beat 2 s ago, pid 4242 since boot 7f3a")
     bar = "".join(f"\r step {n}/240000 {n * 100 // 240000:3d}%|#####     | loss 1.61" for n in range(129_990, 130_001))
     yard.log(
@@ -75,8 +76,7 @@ def _unreachable(yard: Yard) -> None:
     Writer(yard.store, run).tell(steps(0, 25_000, 50, begin_s=NOW_S - 8.9 * HOUR_S, step_s=1.2, seed=2, floor=1.7))
     until_silent = gpu_events({0: 61.0}, ago_s=1800, every_s=30)[:11]  # the last is 1500 s old
     supervisor = Writer(yard.store, run, name="supervisor")
-    supervisor.skip_to(1)  # its beginning is hours ago
-    supervisor.tell(until_silent)
+    supervisor.tell([("gpu", NOW_S - 8.9 * HOUR_S, {"samples": []}), *until_silent])
     yard.state(run, State.RUNNING, evidence="last beat before the host went silent")
     with yard.at(NOW_S - 1500):
         yard.store.host_unreachable("pve-b", error="ssh: connect to host pve-b port 22: no route to host")
