@@ -6,11 +6,13 @@ Transport and grants are tested with real processes in test_ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from remote.balance import Pace
+from remote.drafter import feed as feed_module
 from remote.drafter.data import Dataset, Document, HiddenStates
 from remote.drafter.feed import QueuedFeed
 from remote.drafter.queue import (
@@ -121,6 +123,24 @@ def test_states_that_are_not_those_of_a_row_are_refused_before_they_are_sent(
         _check_own(4, torch.arange(ids), spoil(states()), SHAPE)
 
 
+class Batches:
+    """An inbox with these depths and paces, of the same row."""
+
+    def __init__(self, found: list[tuple[int, Pace]], *, transfer_s: float) -> None:
+        self._found, self._transfer_s = found, transfer_s
+
+    @property
+    def depth(self) -> int:
+        return self._found[0][0]
+
+    def take(self) -> Arrived:
+        _, pace = self._found.pop(0)
+        return Arrived(0, torch.arange(12), states(), pace, self._transfer_s)
+
+    def finish(self) -> int:
+        return 0
+
+
 class OneBatch:
     """An inbox that holds one batch."""
 
@@ -131,6 +151,29 @@ class OneBatch:
 
     def take(self) -> Arrived:
         return Arrived(0, torch.tensor(self._ids), states(), Pace(0.1, 0.0), 0.01)
+
+
+def test_depth_and_rate_are_of_the_window_and_the_first_batch_is_in_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches of two steps: what a batch took is the time from the one before, less the wait for it."""
+    document = Document(ids=tuple(range(12)), loss_mask=(True,) * 12)
+    dataset, roles = Dataset([document], None, row_tokens=12, seed=0), Roles(1, 1, queue_capacity=3)
+    inbox, size_bytes = Batches([(2, Pace(5.0, 1.0)), (1, Pace(0.3, 0.2))], transfer_s=0.5), 12 * 20 * 2
+    clock = iter([0.0, 7.0, 9.0, 9.4, 9.5])  # made; asked and came, twice
+    monkeypatch.setattr(feed_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    feed = QueuedFeed(dataset, inbox, roles, SHAPE, TrainSpec(num_steps=2, accumulation=1))  # type: ignore[arg-type]
+
+    feed.take()
+    first = feed.told()
+    feed.take()
+    second = feed.told()
+
+    assert first == {"queue_depth": 2.0, "queue_capacity": 3.0, "transfer_bytes_per_s": size_bytes / 0.5}
+    assert second == first | {"queue_depth": 1.0}
+    assert feed.told() == {}
+    told = feed.finish()
+    assert told is not None
+    assert told.startswith("drafter-bound: queue 2/3, hidden states travel at 0.00096 MB/s; targets wait 40% of their")
+    assert "a batch takes a target rank 300 ms and a drafter rank 400 ms" in told
 
 
 def test_tokens_that_are_not_those_of_the_drafters_own_row_are_refused_with_the_row() -> None:

@@ -39,6 +39,8 @@ TOLERANCE = (
     1e-3 if torch.cuda.is_available() else 1e-5
 )  # one process runs on the CPU, and a card adds up in another order
 ENDED_S = 30.0  # issue and page: within it a rank that is gone has ended every other one
+TARGET_TELLS = ("step_s", "forward_s", "wait_s", "context_tokens_per_s")
+DRAFTER_TELLS = ("step_s", "wait_s", "block_tokens_per_s", "context_tokens_per_s", "transfer_bytes_per_s")
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -190,7 +192,12 @@ def test_ranks_train_to_the_losses_of_one_process(
     for rank in range(ranks.num_ranks):
         assert ended.final(rank) == "succeeded"
         assert f"{ranks.name(rank)}: " in ended.output  # how `logs --rank` knows its lines
-        assert max(ended.values(rank, "queue_depth"), default=0.0) <= roles.queue
+        assert events(ended.run, writer=f"rank{rank}", kind="memory")
+        told = DRAFTER_TELLS if ranks.is_drafter(rank) else TARGET_TELLS
+        assert {name: min(ended.values(rank, name)) > 0 for name in told} == dict.fromkeys(told, True)
+    for rank in ranks.drafters:
+        assert 0 <= min(ended.values(rank, "queue_depth")) <= max(ended.values(rank, "queue_depth")) <= roles.queue
+        assert set(ended.values(rank, "queue_capacity")) == {roles.queue}
 
 
 @pytest.mark.slow  # three processes
@@ -293,7 +300,9 @@ def test_drafters_that_read_from_disk_divide_by_the_sums_of_all_of_them(
 
 
 @pytest.mark.slow  # two or three processes
-@pytest.mark.parametrize(("num_drafters", "victim"), [(1, 0), (2, 2)], ids=["drafter", "target"])
+@pytest.mark.parametrize(
+    ("num_drafters", "victim"), [(1, 0), (2, 1), (2, 2)], ids=["drafter", "one of two drafters", "target"]
+)
 def test_a_killed_rank_ends_every_other_with_its_name(
     tmp_path: Path, tiny_target_spec, tiny_drafter_spec, num_drafters: int, victim: int
 ) -> None:
