@@ -116,6 +116,8 @@ def _outlook(places: Places, run: RunRow) -> str:
     with contextlib.suppress(StoreError), Reader(places.db, busy_timeout_s=POLL_S) as reader:  # locked: the time is up
         wishes = {intent.kind for intent in reader.intents(run.id)}
     if "stop" in wishes:
+        if run.unreachable_since_s is None and run.state is State.STOPPING:  # its evidence says what keeps it
+            return f"the wish to stop it stays; {run.evidence}"
         return "the wish to stop it stays, and is carried out when the host answers"
     return "it may well go on" if run.unreachable_since_s is not None else "it goes on"
 

@@ -23,5 +23,6 @@ class Desk:
     first_seen_s: dict[str, float] = field(default_factory=dict)  # on that clock, by run or attempt
     silent_since_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # by attempt: its job's events, and when
     stops_left: set[str] = field(default_factory=set)  # stops of a run's several hosts that this follower wrote
+    stops_refused: set[str] = field(default_factory=set)  # likewise stops that a host did not take
     wished_up_s: dict[str, float] = field(default_factory=dict)  # by stop: its host's uptime when it first lay there
     clock_offsets_s: dict[str, float] = field(default_factory=dict)  # by host, as last written

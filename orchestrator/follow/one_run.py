@@ -115,15 +115,43 @@ def _carry_out_stops(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence
         if run.more_hosts:  # the run's state says nothing of this host; a stop that is written twice is one
             is_said = f"{what} {run.node}" in desk.stops_left
         if is_said:  # perhaps by a follower before this one
-            desk.wished_up_s.setdefault(what, seen.uptime_s)
+            desk.wished_up_s.setdefault(what, math.inf)  # the next look, or this one, begins to count
         if _is_orphaned(desk, run, seen) or (seen.supervisor_alive and _lies_s(desk, what, seen) > grace_s + LATE_S):
             _reap(shell, run, seen)
         if is_said or (seen.attempt is None and seen.job_alive):  # a folder that is away must not be made anew
             continue
-        launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s)
-        desk.stops_left.add(f"{what} {run.node}")
-        desk.wished_up_s.setdefault(what, math.inf)  # the next look begins to count
-        desk.store.set_state(run.id, State.STOPPING, reason=Reason.USER, evidence=_stop_text(wish), attempt=run.attempt)
+        why_not = _refusal(shell, run, grace_s=grace_s)
+        _note_wish(desk, run, what, _stop_text(wish), why_not, ends_in_s=grace_s + LATE_S)
+
+
+def _note_wish(desk: Desk, run: RunRow, what: str, text: str, why_not: str | None, *, ends_in_s: float) -> None:
+    """A wish that lies there, or that its host did not take, which is tried again at each look; once each."""
+    here = f"{what} {run.node}"
+    if why_not is None:
+        desk.stops_left.add(here)
+        if here in desk.stops_refused:  # its supervisor hears of it only now
+            desk.stops_refused.discard(here)
+            desk.wished_up_s[what] = math.inf
+    else:
+        desk.stops_refused.add(here)
+        text += f", but host {run.host} does not take the wish"
+    desk.wished_up_s.setdefault(what, math.inf)  # the next look begins to count
+    if why_not is not None and run.evidence.startswith(text):  # its words may be others at every try
+        return
+    if why_not is not None:
+        text += f": {why_not}; what of it still lives {ends_in_s:g} s after the wish is ended from here"
+    desk.store.set_state(run.id, State.STOPPING, reason=Reason.USER, evidence=text, attempt=run.attempt)
+
+
+def _refusal(shell: StreamShell, run: RunRow, *, grace_s: float, why: str | None = None) -> str | None:
+    """Leaves the wish to stop; why its host does not take it (a full disk, one gone read-only), which holds up nothing else."""
+    try:
+        launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s, why=why)
+    except HostError:
+        raise
+    except DraftyardError as error:
+        return str(error)
+    return None
 
 
 def _stop_lonely(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence) -> None:
@@ -145,7 +173,14 @@ def _stop_lonely(desk: Desk, shell: StreamShell, run: RunRow, seen: Evidence) ->
         if run.node > 0:  # the first host has rank 0, which may be writing a checkpoint
             grace_s = min(grace_s, nodes.LONELY_GRACE_S)
         why = None if _is_asked_to_stop(desk, run) else nodes.LONELY
-        launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=grace_s, why=why)
+        why_not = _refusal(shell, run, grace_s=grace_s, why=why)
+        if why_not is not None and what not in desk.stops_refused:
+            desk.stops_refused.add(what)
+            desk.store.add_event(run.id, "note", f"host {run.host} does not take the wish to stop: {why_not}")
+        if why_not is not None and desk.monotonic() - since_s < grace_s + LATE_S:
+            return
+        if why_not is not None:
+            _reap(shell, run, seen)
     else:
         _reap(shell, run, seen)
     desk.stops_left.add(what)
@@ -328,7 +363,7 @@ def _settle(desk: Desk, shell: StreamShell, run: RunRow, caught: Caught) -> Look
             return Looked(caught)
         if more.is_complete and more.num_events == 0 and more.num_log_bytes == 0:
             if seen.supervisor_alive:  # it came up too late; nobody waits for it any more
-                launch.stop(shell, run_folder(run), attempt=run.attempt, grace_s=rules_of(desk, run).grace_s)
+                _refusal(shell, run, grace_s=rules_of(desk, run).grace_s)
             if seen.exit is None:  # no supervisor has taken its secrets away
                 shell.run(["rm", "-f", f"{run_folder(run)}/env"])
             if run.more_hosts:

@@ -20,6 +20,7 @@ SHORTEST_STALL_S = 120.0
 STARTING_S = 60.0  # a launch in flight may still start what was asked to stop
 GONE_S = 60.0  # a run folder may be away for a moment: a disk mounted again, a folder moved and moved back
 LONELY = "stopped because another host's part had ended"
+ENDED_FROM_HERE = (9, 15)  # signals by which the follower ends what a wish does not reach
 STOP_SIGNALS = {2: "SIGINT", 15: "SIGTERM"}
 
 
@@ -123,6 +124,9 @@ def _ended(exit_file: Mapping[str, Any], known: Known, rules: Rules) -> Verdict:
         case "start_failed":
             message = str(exit_file.get("message") or "no message")
             return Verdict(State.FAILED, Reason.EXIT, f"the job could not be started: {message}", ended_s, True)
+    if number in ENDED_FROM_HERE and known.stop_was_asked and known.run.state is State.STOPPING:
+        text = f"stopped as asked{_how(code, number)}; its supervisor had heard of no stop{rest}"
+        return Verdict(State.STOPPED, Reason.USER, text, ended_s, True)
     if number in STOP_SIGNALS:
         text = f"ended by {STOP_SIGNALS[number]} that was not ours{rest}"
         return Verdict(State.STOPPED, f"{Reason.SIGNAL}:{number}", text, ended_s)

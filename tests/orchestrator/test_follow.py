@@ -1033,6 +1033,29 @@ def test_a_full_disk_here_holds_up_the_record_but_neither_the_run_nor_the_truth(
         assert [value.step for value in store.reader.metric_values("full", "loss")] == list(range(1, 31))
 
 
+@pytest.mark.slow
+def test_a_stop_on_a_host_whose_disk_is_full_ends_the_run(
+    site: Site, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.follow.one_run.LATE_S", 0.0)
+    site.place = Workplace(str(small_disk / "work"), sys.executable, str(small_disk))
+    silent = UNTIL.replace("print(", "id((").replace(", flush=True)", "))")  # what prints on a full disk ends by itself
+    site.start("full", "-c", silent, str(small_disk / "never"), grace_s=0.5)
+    attempt = small_disk / "work" / "runs" / "full" / "attempts" / "1"
+    _wait_until(lambda: any(b'"metrics"' in file.read_bytes() for file in attempt.glob("events*")))
+    _fill(small_disk / "filler")
+    site.store.ask("full", "stop", grace_s=0.5)
+
+    site.follow()
+
+    run = site.run("full")
+    told = [row.text for row in site.store.reader.events("full", kinds=["state"]) if "does not take" in row.text]
+    assert (run.state, run.reason) == (State.STOPPED, "user")
+    assert len(told) == 1
+    assert losses(site, "full")
+    assert launch.find_processes(LocalShell(), site.place, run_ids=["full"]) == []
+
+
 def _fill(path: Path) -> None:
     """Until not one more block fits."""
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as stream:

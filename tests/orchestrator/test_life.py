@@ -172,6 +172,16 @@ def test_giving_up_says_what_is_known_and_what_becomes_of_a_wish(
         life.wait(places, RUN, timeout_s=0.0)
 
 
+def test_giving_up_on_a_stop_says_what_keeps_it(places: Places) -> None:
+    with Store(places.db) as store:
+        store.new_attempt(RUN)
+        store.ask(RUN, "stop")
+        store.set_state(RUN, State.STOPPING, evidence="asked to stop, but its disk is full")
+
+    with pytest.raises(NotFinished, match="the wish to stop it stays; asked to stop, but its disk is full"):
+        life.wait(places, RUN, timeout_s=0.0)
+
+
 @pytest.mark.parametrize(
     ("silent", "told"),
     [

@@ -13,7 +13,7 @@ from orchestrator.errors import HostError
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import end_part
 from orchestrator.follow.nodes import LONELY_GRACE_S, LONELY_S, fallen, views_on
-from orchestrator.follow.one_run import look
+from orchestrator.follow.one_run import LATE_S, look
 from orchestrator.follow.status import STARTING_S, Verdict
 from orchestrator.launcher import this_process
 from orchestrator.observe import Evidence
@@ -138,6 +138,23 @@ def test_a_supervisor_is_told_that_nobody_asked_for_it(store: Store, tmp_path: P
 
     assert wish(tmp_path) == {"grace_s": 10.0, "why": "lonely"}
     assert notes(store) == ["host b is stopped: host a has ended (exit status 1 in the exit file)"]
+
+
+def test_a_part_whose_host_takes_no_wish_is_followed_on_and_ended_from_here(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "b").touch()  # no folder to write into
+    shell, now = Second("supervisor", "job"), Clock()
+    desk = Desk(store, store.reader, lambda: 1.0, monotonic=lambda: now.s)
+    ended = []
+
+    for now.s in (1.0, 2.0 + LONELY_S, 3.0 + LONELY_S, 20.0 + LONELY_S + LATE_S):
+        look(desk, shell, second(store))
+        ended.append(len(shell.reaped))
+
+    assert ended == [0, 0, 0, 1]
+    assert [text[:36] for text in notes(store)] == [
+        "host b is stopped: host a has ended ",
+        "host b does not take the wish to sto",
+    ]
 
 
 def test_a_stop_that_was_asked_for_stays_the_persons(store: Store, tmp_path: Path) -> None:

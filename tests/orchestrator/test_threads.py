@@ -22,7 +22,7 @@ from orchestrator.shell.stream import Ended, Sink, Source
 from orchestrator.store.rows import Document, Reason, State
 from orchestrator.store.writes import Store
 from remote.coherence import RETRIED
-from tests.orchestrator.runs import life, new_run
+from tests.orchestrator.runs import batch, event, life, new_run
 
 
 class Broken(Worker):
@@ -146,11 +146,14 @@ class Idle(LocalShell):
         self.ended: list[str] = []
         self.uptime_s = 0.0
         self.is_cut = False
+        self.is_full = False
         self.is_away = False
 
     def run(self, argv: list[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
         if self.is_cut and "stop.json" in argv[2]:
             raise HostError("the line was cut")
+        if self.is_full and "stop.json" in argv[2]:
+            return Completed(1, b"", b"printf: I/O error")
         if "rec files" in argv[2]:
             stat = b"7 (python) T " + b"0 " * 18 + b"99 0"
             records = [
@@ -218,6 +221,53 @@ def test_a_job_whose_folder_is_away_for_a_moment_is_stopped_by_its_supervisor(tm
         told.append((wish.is_file(), len(shell.ended)))
 
     assert told == [(False, 0), (False, 0), (True, 0), (True, 0), (True, 1)]
+
+
+def test_a_wish_that_cannot_be_written_is_told_and_the_follower_ends_the_job_itself(tmp_path: Path) -> None:
+    """A full disk, often why somebody stops a run; what the looks bring in and judge does not wait for room there."""
+    desk, shell = _asked_to_stop(tmp_path), Idle()
+    shell.is_full = True
+    told = []
+
+    for shell.uptime_s in (1.0, 2.0, 7.0 + LATE_S, 8.0 + LATE_S):
+        look(desk, shell, desk.reader.run("idle"))
+        told.append(len(shell.ended))
+
+    run, said = desk.reader.run("idle"), desk.reader.events("idle", kinds=["state"])
+    assert told == [0, 0, 0, 1]
+    assert run.state is State.STOPPING
+    assert "host local does not take the wish" in run.evidence
+    assert "printf: I/O error" in run.evidence
+    assert sum("does not take" in row.text for row in said) == 1  # however often it is tried
+
+
+def test_a_wish_that_finds_room_later_leaves_the_supervisor_its_whole_time(tmp_path: Path) -> None:
+    desk, shell = _asked_to_stop(tmp_path), Idle()
+    shell.is_full = True
+    told = []
+
+    for shell.uptime_s, shell.is_full in (
+        (1.0, True),
+        (LATE_S, False),
+        (9.0 + LATE_S, False),
+        (15.0 + 2 * LATE_S, False),
+    ):
+        look(desk, shell, desk.reader.run("idle"))
+        told.append((desk.reader.run("idle").evidence == "asked to stop, 5 s of grace", len(shell.ended)))
+
+    assert told == [(False, 0), (True, 0), (True, 0), (True, 1)]
+
+
+def test_a_folder_that_takes_no_wish_keeps_no_run_from_its_end(tmp_path: Path) -> None:
+    """Something else stands in the place of the attempt's folder, and no process of it lives."""
+    desk = _asked_to_stop(tmp_path)
+    (tmp_path / "runs" / "idle" / "attempts").mkdir(parents=True)
+    (tmp_path / "runs" / "idle" / "attempts" / "1").touch()
+    desk.store.ingest(batch([event(1, "start")], run_id="idle"))
+
+    look(desk, LocalShell(), desk.reader.run("idle"))
+
+    assert desk.reader.run("idle").state is State.STOPPED
 
 
 class Blind(LocalShell):
