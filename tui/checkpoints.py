@@ -1,11 +1,12 @@
-"""What a run left behind: checkpoints, evaluations, its rungs, and what happened to it, newest first."""
+"""What a run left behind: checkpoints, artifacts, evaluations, its rungs, and what happened to it, newest first."""
 
 from __future__ import annotations
 
+from orchestrator.store.rows import State
 from orchestrator.units import format_size
 from tui.detail import RunDetail
 from tui.overview import clock
-from tui.pieces import BLANK, Line, heading
+from tui.pieces import BLANK, Line, heading, wrapped
 from tui.wording import age, count, fit
 from tui.worth import evaluation_lines
 
@@ -29,6 +30,7 @@ def checkpoint_lines(detail: RunDetail, now_s: float, width: int) -> list[Line]:
         lines.append([(root + detail.checkpoints[-1].path, "muted")])
     else:
         lines.append([("None yet.", "muted")])
+    lines += _artifact_lines(detail, width)
     lines += evaluation_lines(detail.evaluations, width)
     if detail.rungs:
         lines += [BLANK, heading("Rungs", width, "with this fingerprint")]
@@ -45,4 +47,22 @@ def checkpoint_lines(detail: RunDetail, now_s: float, width: int) -> list[Line]:
     room = max(map(len, times), default=0)
     for event, at in reversed([*zip(detail.events, times, strict=True)]):
         lines.append([(fit(at, room) + "  ", "faint"), (fit(event.kind, 10), "muted"), (event.text, "text")])
+    return lines
+
+
+def _artifact_lines(detail: RunDetail, width: int) -> list[Line]:
+    """What is known to lie among an attempt's artifacts, on the host; the folder itself is looked at by `pull` alone."""
+    run = detail.run
+    known = [
+        (failure.attempt, str(failure.facts["memory_snapshot"]), "the allocator's memory when it ran out")
+        for failure in detail.failures
+        if failure.facts.get("memory_snapshot")
+    ]
+    if run.kind == "export" and run.state is State.SUCCEEDED:
+        known.append((run.attempt, "export", "the drafter as public tools load it"))
+    lines: list[Line] = [BLANK, heading("Artifacts", width)]
+    lines += [
+        [(f"attempts/{attempt}/artifacts/{name}", "text"), (f"  {what}", "muted")] for attempt, name, what in known
+    ]
+    lines += wrapped(f"draftyard pull {run.id} --artifacts brings all that each attempt left.", width, "muted")
     return lines

@@ -14,7 +14,7 @@ from orchestrator.actions.plans import plan_body, plan_memory
 from orchestrator.errors import UsageError
 from orchestrator.recipe import load_recipe
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import HostRow
+from orchestrator.store.rows import HostRow, State
 from remote.plan import plan
 from remote.spec import DFlashSpec
 from tests.tui.golden import opened, shown
@@ -22,6 +22,7 @@ from tests.tui.world import NOW_S, PLAN
 from tests.tui.yard import LIVE, OOM
 from tui import ordering
 from tui.app import Draftyard
+from tui.checkpoints import checkpoint_lines
 from tui.detail import RunDetail, read_detail
 from tui.facts import fact_lines, fact_text
 from tui.hosts_lines import hosts_lines
@@ -108,6 +109,18 @@ def test_the_allocator_trying_again_is_a_warning(filled_yard: Path, retries: flo
     lines = peak_lines(dataclasses.replace(detail, series=(*detail.series, told)), 78)
 
     assert (f"allocator retries {retries:.0f}", meaning) in [piece for line in lines for piece in line]
+
+
+def test_the_files_tab_names_the_artifacts_that_are_known(filled_yard: Path) -> None:
+    died, live = detail_of(filled_yard, OOM), detail_of(filled_yard, LIVE)
+    exported = dataclasses.replace(live, run=dataclasses.replace(live.run, kind="export", state=State.SUCCEEDED))
+    of_death, of_live, of_export = (text_of(checkpoint_lines(one, NOW_S, 100)) for one in (died, live, exported))
+
+    assert "attempts/1/artifacts/memory-rank0.pickle" in of_death
+    assert f"draftyard pull {OOM} --artifacts" in of_death
+    assert f"draftyard pull {LIVE} --artifacts" in of_live
+    assert "/artifacts/" not in of_live
+    assert "attempts/1/artifacts/export" in of_export
 
 
 def test_every_gpu_has_a_water_line_of_its_own(filled_yard: Path) -> None:

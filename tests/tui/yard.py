@@ -104,7 +104,7 @@ def _out_of_memory(yard: Yard) -> None:
     facts = {
         "requested_bytes": int(11.15 * GIB), "own_use_bytes": int(85.66 * GIB), "free_bytes": int(9.31 * GIB), "total_bytes": int(94.97 * GIB),
         "frame": "remote/drafter/attention.py:88 sdpa_gathered", "shape": [182, 32, 8032, 128],
-        "cause": "keys expanded from 8 to 32 heads before the product",
+        "cause": "keys expanded from 8 to 32 heads before the product", "memory_snapshot": "memory-rank0.pickle",
     }  # fmt: skip
     failure = FailureRow(
         run_id=run, attempt=1, kind="gpu_oom", message="asked for 11.15 GiB with 9.31 GiB free on GPU 5 (94.97 GiB)",
