@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def test_this_machine_has_a_short_line_and_our_clock() -> None:
 
     assert line.round_trip_s < 5
     assert abs(line.clock_offset_s) <= line.clock_error_s + 0.05
+
+
+def test_a_clock_that_is_ahead_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    date = shutil.which("date")
+    (tmp_path / "date").write_text(f"#!/bin/sh\nexec {date} -d '7 seconds' \"$@\"\n")
+    (tmp_path / "date").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    line = measure(LocalShell())
+
+    assert line.clock_offset_s is not None
+    assert abs(line.clock_offset_s - 7) <= line.clock_error_s + 0.05
+    assert any(item.name == "clock" and not item.is_good for item in line_findings(line))
 
 
 def test_a_doctor_says_what_the_line_carries() -> None:

@@ -305,6 +305,16 @@ def test_a_users_tree_gets_our_remote_beside_it_unless_it_has_its_own(folder: Pa
 # Shipping --------------------------------------------------------------------------------------------
 
 
+def test_files_of_another_user_arrive_as_the_users_own(folder: Path, place: Workplace) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a file to another user needs root")
+    os.chown(folder / "train.py", 12345, 12345)
+
+    path = ship(git_tree(folder), LocalShell(), place).path
+
+    assert {(file.stat().st_uid, file.stat().st_gid) for file in Path(path).iterdir()} == {(os.geteuid(), os.getegid())}
+
+
 def test_everything_arrives_as_it_was(folder: Path, shell: StreamShell, place: Workplace) -> None:
     contents = {
         "empty": b"",
@@ -455,6 +465,33 @@ def test_two_clients_at_once_do_no_harm(folder: Path, place: Workplace) -> None:
     assert paths == [place.tree_dir(tree.hash)] * 4
     assert there(paths[0]) == {entry.path: entry.source.read_bytes() for entry in tree.entries}
     assert not list(Path(place.work_dir, "trees").glob(".staging*"))
+
+
+def test_two_clients_whose_trees_share_files_both_end_whole(tmp_path: Path, place: Workplace) -> None:
+    """Started at one moment: each needs what the other may be sending."""
+    shared = {f"f{number}": random.Random(number).randbytes(2000) for number in range(100)}
+    trees = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        own = {f"{name}{number}": random.Random(f"{name}{number}").randbytes(2000) for number in range(100)}
+        for file, content in {**shared, **own}.items():
+            (tmp_path / name / file).write_bytes(content)
+        trees.append(git_tree(tmp_path / name))
+    barrier, done = threading.Barrier(2), {}
+
+    def go(number: int) -> None:
+        barrier.wait()
+        done[number] = ship(trees[number], LocalShell(), place)
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    for number, tree in enumerate(trees):
+        assert there(done[number].path) == {entry.path: entry.source.read_bytes() for entry in tree.entries}
+    assert 300 <= sum(shipped.sent_files for shipped in done.values()) <= 400  # what is shared went once, or twice
 
 
 @pytest.mark.slow

@@ -20,13 +20,13 @@ import pytest
 
 from remote.claim import Claim
 from remote.environment import job_environment
-from remote.job import Job
+from remote.job import Job, read_job
 from remote.limits import allocation_limit
 from remote.processes import Identity, kill_run, marked
 from remote.report import Reporter
 from remote.rundir import AttemptDir, RunDir, read_json, write_json
 from remote.sampler import GpuSampler
-from remote.supervise import LEFTOVER_GRACE_S
+from remote.supervise import LEFTOVER_GRACE_S, Supervisor
 from remote.wire import Event, decode
 
 pytestmark = pytest.mark.slow  # real supervisors, real waits
@@ -185,6 +185,26 @@ def test_a_wish_to_stop_ends_politely_within_the_grace(yard: Yard) -> None:
     assert any(
         "polite signal sent, the rest is killed in 20 s" in event.fields.get("text", "") for event in events(attempt)
     )
+
+
+def test_nothing_is_killed_before_the_last_moment_of_the_grace(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save of 19.9 s in a grace of 20 s, in given time."""
+    run = yard.place("pass", grace_s=20)
+    job = replace(read_job(run), attempt=1)
+    supervisor = Supervisor(run, run.attempt(1), job)
+    supervisor._process = mock.Mock(pid=os.getpid())
+    sent: list[int] = []
+    monkeypatch.setattr("remote.supervise.ask_to_end", lambda *_: set())
+    monkeypatch.setattr(supervisor, "_signal_group", sent.append)
+    write_json(run.attempt(1).stop_json, {})
+    told = []
+
+    for now in (100.0, 100.5, 119.9, 120.0):
+        supervisor._obey(now)
+        told.append(len(sent))
+
+    assert told == [0, 0, 0, 1]
+    assert sent == [signal.SIGKILL]
 
 
 def test_after_the_grace_the_whole_tree_is_gone_even_what_left_the_group_and_shrugs_off_signals(yard: Yard) -> None:
