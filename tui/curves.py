@@ -117,12 +117,15 @@ class CurvesPane(Sheet):
     def action_find(self) -> None:
         """A metric by a part of its name, of however many there are."""
         names = [row.name for row in self._detail.series] if self._detail else []
-        found = [Command(name, name, "", partial(self._go_to, index)) for index, name in enumerate(names)]
+        found = [Command(name, name, "", partial(self._go_to, name)) for name in names]
         self.app.push_screen(Palette(found, hint="a metric"))
 
-    def _go_to(self, index: int) -> None:
-        self._chosen = index
-        self._ask()
+    def _go_to(self, name: str) -> None:
+        """By its name: a live run may have told of another metric since it was offered."""
+        names = [row.name for row in self._detail.series] if self._detail else []
+        if name in names:
+            self._chosen = names.index(name)
+            self._ask()
 
     def action_log(self) -> None:
         self._is_log = not self._is_log

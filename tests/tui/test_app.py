@@ -363,7 +363,7 @@ async def test_a_run_that_is_not_there_is_said_on_the_top_line(open_app: Open) -
         assert "no run's id begins with 'nosuchrun'" in screen_text(app)
 
 
-async def test_older_attempts_and_gaps_are_drawn(open_app: Open) -> None:
+async def test_every_attempt_is_told_with_why_it_ended(open_app: Open) -> None:
     app = open_app()
     async with opened(app, "j", "j", "enter", size=(140, 40)):
         text = screen_text(app)

@@ -1,13 +1,17 @@
 """The grid of curves by its keys: one window for all, zoom, pan, log, smoothing, baseline, the way back."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.tui.golden import opened, press
+from tests.tui.golden import opened, press, shown
+from tests.tui.world import NOW_S, Writer, Yard
+from tests.tui.yard import LIVE
 from tui.app import Draftyard
 from tui.curves import CurvesPane
 from tui.plain import screen_text
+from tui.run import RunScreen
 
 pytestmark = pytest.mark.slow  # a whole app a test
 
@@ -79,3 +83,20 @@ async def test_older_attempts_are_read_with_the_newest(open_app: Open) -> None:
 
     assert curve is not None
     assert [one.attempt for one in curve.attempts] == [1, 2]
+
+
+async def test_a_metric_is_found_by_its_name_though_another_has_come_before_it(yard_copy: Path, open_app: Open) -> None:
+    app = open_app(yard_copy, run=LIVE, screen="curves")
+    async with opened(app, "slash", *"lr", size=(100, 30)) as pilot:
+        yard = Yard(yard_copy)
+        with yard.store:
+            told = {"step": 130_100, "values": {"aaa_new": 1.0, "accuracy_new": 1.0, "acceptance": 2.0}}
+            Writer(yard.store, LIVE, name="rank1").tell([("metrics", NOW_S, told)])
+        app.tick()
+        await app.settle(pilot)
+        pane = app.get_screen(RunScreen.NAME, RunScreen).query_one(CurvesPane)
+        before = [row.name for row in pane._detail.series] if pane._detail else []
+        await press(app, pilot, "enter")
+        await shown(app, pilot, "▸ lr")
+
+    assert "acceptance" in before
