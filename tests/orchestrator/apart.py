@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from orchestrator.host import Hosts
 from orchestrator.shell.connect import connect
 from orchestrator.shell.stream import StreamShell
@@ -39,6 +41,15 @@ class Away:
         subprocess.run(["ip", "link", "set", self.link, "down" if off else "up"], check=True)
         if not off:
             time.sleep(0.2)
+
+
+def needed() -> None:
+    """Skips where no namespace can be made; fails where it should be: for root, and where CI is to show what they show."""
+    if (reason := why_not()) is None:
+        return
+    if os.environ.get("CI") or os.geteuid() == 0:
+        pytest.fail(f"{reason}; nothing of hosts apart would be shown here", pytrace=False)
+    pytest.skip(reason)
 
 
 def why_not() -> str | None:

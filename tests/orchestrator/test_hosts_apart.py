@@ -19,14 +19,13 @@ from orchestrator.shell.connect import connect
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
-from tests.orchestrator.apart import Away, away, why_not
+from tests.orchestrator.apart import Away, away, needed
 from tests.orchestrator.runs import life, new_run
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[list[Away]]:
-    if reason := why_not():
-        pytest.skip(reason)
+    needed()
     with contextlib.ExitStack() as stack:
         yield [away(number, tmp_path, stack) for number in range(3)]
 

@@ -26,7 +26,7 @@ from remote.drafter.job import Job
 from remote.processes import marked
 from remote.rundir import RunDir
 from remote.spec import DFlashSpec, DrafterSpec, RolesSpec, TargetSpec
-from tests.orchestrator.apart import Away, away, ip, joined, why_not
+from tests.orchestrator.apart import Away, away, ip, joined, needed
 from tests.orchestrator.yard import Yard
 from tests.remote.conftest import make_tiny_folder
 from tests.remote.jobs import events, make_job, tiny_job_spec, write_data
@@ -63,8 +63,7 @@ def spec_of(tiny: tuple[TargetSpec, DrafterSpec], roles: RolesSpec) -> DFlashSpe
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Away]]:
-    if reason := why_not():
-        pytest.skip(reason)
+    needed()
     with contextlib.ExitStack() as stack:
         found = [away(number, tmp_path_factory.mktemp("two"), stack) for number in (5, 6)]
         joined(*found)
@@ -231,8 +230,10 @@ def test_hidden_states_cross_and_a_rank_that_is_killed_or_frozen_ends_the_run_wi
 def down(host: Away, interface: str) -> Iterator[None]:
     """An interface of a host without its link, and with it again for whoever comes next."""
     ip("-n", host.name, "link", "set", interface, "down")
-    yield
-    ip("-n", host.name, "link", "set", interface, "up")
+    try:
+        yield
+    finally:
+        ip("-n", host.name, "link", "set", interface, "up")
 
 
 def _is_followed_through_a_cut(begun: Following, project: Yard, host: Away) -> None:

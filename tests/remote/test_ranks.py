@@ -438,12 +438,15 @@ def test_a_stop_reaches_the_ranks_with_the_whole_grace_of_the_run(
     argv = [sys.executable, *LAUNCHER, "2", "-m", "remote.drafter", "train", str(run.root)]
     job = Job(run.root.name, "train", 1, argv, str(TREE), grace_s=120, data_dir=str(tmp_path / "data"))
     write_json(run.job_json, job.dump())
-    with subprocess.Popen(
-        [sys.executable, "-m", "remote.supervise", str(run.root)], cwd=TREE, start_new_session=True
-    ) as supervisor:
-        wait_for(lambda: len(losses(run)) > 2)
-        write_json(run.attempt(1).stop_json, {"grace_s": 120})
-        supervisor.wait(timeout=150)
+    words = [sys.executable, "-m", "remote.supervise", str(run.root)]
+    with subprocess.Popen(words, cwd=TREE, start_new_session=True) as supervisor:
+        try:
+            wait_for(lambda: supervisor.poll() is not None or len(losses(run)) > 2, timeout_s=300)
+            write_json(run.attempt(1).stop_json, {"grace_s": 120})
+            supervisor.wait(timeout=150)
+        finally:  # a test that failed waits for no job of 100,000 steps
+            if supervisor.poll() is None:
+                write_json(run.attempt(1).stop_json, {"grace_s": 0})
 
     ended = read_json(run.attempt(1).exit_json) or {}
     assert (ended["reason"], ended["exit_code"], ended["killed"]) == ("user", 0, 0)
