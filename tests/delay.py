@@ -31,7 +31,8 @@ class Trips:
 
 @dataclass
 class _Pipe:
-    """One direction: bytes leave `delay_s` after they came, in order, as fast as they are taken."""
+    """One direction: bytes leave `delay_s` after they came, in order, as fast as they are taken or `rate` (bytes a second;
+    0: any) lets them."""
 
     source: socket.socket
     sink: socket.socket
@@ -39,6 +40,7 @@ class _Pipe:
     trips: Trips
     sender: str
     taker: str
+    rate: float = 0.0
     queue: list[tuple[float, int, bytes, dict[str, int], int]] = field(default_factory=list)
     wake: threading.Condition = field(default_factory=threading.Condition)
 
@@ -73,14 +75,21 @@ class _Pipe:
                 if not piece:
                     self.sink.shutdown(socket.SHUT_WR)
                     return
+                if self.rate:
+                    time.sleep(len(piece) / self.rate)
                 self.sink.sendall(piece)
             except OSError:
                 return
 
 
 @contextlib.contextmanager
-def line(port: int, *, one_way_s: float, trips: Trips | None = None) -> Iterator[int]:
-    """The port to dial instead of `port`: every byte takes `one_way_s` longer, each way. `trips` counts along."""
+def line(
+    port: int, *, one_way_s: float, trips: Trips | None = None, rates: tuple[float, float] = (0.0, 0.0)
+) -> Iterator[int]:
+    """The port to dial instead of `port`: every byte takes `one_way_s` longer, each way. `trips` counts along.
+
+    `rates`: bytes a second there and back; 0: any.
+    """
     is_over, counted = threading.Event(), trips or Trips()
     held: list[socket.socket] = []
 
@@ -95,8 +104,8 @@ def line(port: int, *, one_way_s: float, trips: Trips | None = None) -> Iterator
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 held.append(end)
-            _Pipe(near, far, one_way_s, counted, "near", "far").start()
-            _Pipe(far, near, one_way_s, counted, "far", "near").start()
+            _Pipe(near, far, one_way_s, counted, "near", "far", rates[0]).start()
+            _Pipe(far, near, one_way_s, counted, "far", "near", rates[1]).start()
 
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         listener.settimeout(0.2)
