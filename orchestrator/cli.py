@@ -196,7 +196,7 @@ def _refused_by_system(error: OSError, arguments: Sequence[str]) -> int:
 
 
 def _broken(error: Exception, arguments: Sequence[str]) -> int:
-    """What nobody foresaw, in one last line to report; -v shows the way there before it. No secret is in either."""
+    """What nobody foresaw, in one last line to report; -v shows the way there before it. Nothing with a secret's shape is in either."""
     hide = loaded("orchestrator.redact").redact
     way = loaded("traceback").extract_tb(error.__traceback__)
     if _is_verbose(arguments):

@@ -122,7 +122,9 @@ def test_a_disk_of_this_machine_that_fills_up_is_told_once(store: Store, monkeyp
     assert said.fields == {"host": "this machine"}
 
 
-def test_a_host_that_stays_silent_is_told_once_each_time(store: Store) -> None:
+def test_a_host_that_stays_silent_is_told_once_each_time(store: Store, receiver: Receiver) -> None:
+    alerts = Alerts(store, store.reader, webhook(receiver.url))
+    alerts.begin()
     started(store)
     moments: list[int] = []
     for _ in range(2):
@@ -137,6 +139,8 @@ def test_a_host_that_stays_silent_is_told_once_each_time(store: Store) -> None:
         note_silence(Desk(store, store.reader, time.time), store.reader.run(RUN))
 
     assert moments == [0, 1, 1, 1, 2, 2]
+    assert alerts.send_new() == 2
+    assert {(body["kind"], body["host"]) for body in receiver.bodies} == {("silent_host", "local")}
     assert "host local has not answered for 10 min" in store.reader.events(RUN, kinds=["silent_host"])[0].text
 
 

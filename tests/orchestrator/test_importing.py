@@ -143,6 +143,7 @@ def rows_of(store: Store) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["pass", "raise MemoryError('no room')"])
 def test_a_run_that_is_imported_is_row_by_row_what_it_is_when_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
