@@ -60,10 +60,11 @@ format: setup-test
 setup-demo: $(VENV)/demo.ready
 setup-test: $(VENV)/test.ready system-packages
 
+# What a venv leaves behind that could not be made has a python and no pip: it would pass for made the next time.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "draftyard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "no venv module: install it (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -f $(BIN)/python*; echo "no venv module: install it (Debian: apt-get install python3-venv)"; exit 1; }
 
 # torch first and alone: a later package that asks for any torch then finds this one.
 $(VENV)/demo.ready: pyproject.toml constraints.txt | $(BIN)/python
