@@ -124,7 +124,9 @@ def test_make_demo_teaches_a_drafter_within_five_times_its_promise(
         assert f"\n  {command}" in ending
 
 
-def test_a_second_demo_starts_in_seconds_and_ctrl_c_leaves_its_run_going(environment: Mapping[str, str]) -> None:
+def test_a_second_demo_starts_in_seconds_and_ctrl_c_leaves_its_run_going(
+    environment: Mapping[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is set up, copied, smoked or computed again; the key is typed at a terminal, so make gets it too."""
     started = time.monotonic()
 
@@ -133,7 +135,12 @@ def test_a_second_demo_starts_in_seconds_and_ctrl_c_leaves_its_run_going(environ
     page = json.loads(said([*DRAFTYARD, "show", "@last", "--json"], environment, ROOT))
     run_id = page["run"]["id"]
     said([*DRAFTYARD, "stop", run_id], environment, ROOT)
-    assert time.monotonic() - started < 90, "seconds to the first step, and the stop of what went on"
+    took_s = time.monotonic() - started
+    with capsys.disabled():
+        sys.stdout.write(f"\nthe second demo took {took_s:.0f} s to its first steps and the stop of its run\n")
+    # A demo whose rungs, conversion or hidden states are made again takes minutes more; this leaves a slow machine its imports:
+    # four commands of the command line, the trainer and its target, a follower, and the grace of the stop.
+    assert took_s < 240
     assert exit_code != 0
     assert "Traceback" not in printed
     assert f"draftyard wait {run_id}" in printed
