@@ -53,7 +53,7 @@ class GateRefused(DraftyardError):
 
 
 class HostError(DraftyardError):
-    """reason: unreachable, host_key_unknown, host_key_changed, auth, container_stopped."""
+    """reason: unreachable, host_key_unknown, host_key_changed, auth, container_stopped, another_machine."""
 
     exit_code = 4
 

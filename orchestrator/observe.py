@@ -6,6 +6,7 @@ they become an Evidence. It judges nothing: `follow` and `failure` do.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import stat
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ done
 rec() { printf '\036%s\n' "$1"; }
 say() { IFS= read -r line 2>/dev/null <"$1" && printf '%s\n' "$line"; }
 rec host; say /proc/sys/kernel/random/boot_id; say /proc/uptime; date +%s.%N
+rec machine; say /etc/machine-id || say /proc/sys/kernel/hostname
 rec init; say /proc/1/stat
 # Away, perhaps for a moment only, or not placed yet: do its processes live? They name folder and attempt.
 gone() {
@@ -75,6 +77,7 @@ class Evidence:
     uptime_s: float
     host_time_s: float  # 0: it said none
     disk_free_bytes: int | None
+    machine: str = ""  # what the machine's id, or where it has none its name, comes to; empty: it said neither
     is_claimed: bool = False  # a supervisor took the attempt, whatever became of it
     supervisor: dict[str, Any] | None = None  # supervisor.json
     supervisor_alive: bool = False  # same pid, start ticks and boot; not a zombie
@@ -120,6 +123,7 @@ def parse(printed: bytes) -> Evidence:
         "boot_id": boot,
         "uptime_s": _float(uptime),
         "host_time_s": clock_s(clock.strip()) or 0.0,
+        "machine": _machine(records.get("machine", b"").strip()),
         "disk_free_bytes": _free_bytes(records.get("disk", b"")),
     }
     attempt = _number(records.get("attempt", b"").strip())
@@ -141,6 +145,11 @@ def parse(printed: bytes) -> Evidence:
         files=_files(records.get("files", b"")),
         **common,
     )
+
+
+def _machine(said: bytes) -> str:
+    """The id itself is to be kept to its machine (machine-id(5)). Some images ship without one that is set yet."""
+    return "" if said in (b"", b"uninitialized") else hashlib.sha256(said).hexdigest()[:16]
 
 
 def _claims(body: bytes) -> dict[str, tuple[int, str]]:

@@ -17,6 +17,7 @@ from orchestrator.errors import DraftyardError, HostError
 from orchestrator.follow import nodes
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import conclude_all, end_part, end_with_cause, rules_of, writers
+from orchestrator.follow.machines import refuse_stranger
 from orchestrator.follow.notices import clock_offset_s, note_clock, notice, on_this_clock
 from orchestrator.follow.silence import reported_every_s, silent_s, step_seconds
 from orchestrator.follow.status import GONE_S, Known, Verdict, judge
@@ -84,6 +85,7 @@ def look(desk: Desk, shell: StreamShell, run: RunRow) -> Looked:
     except DraftyardError:  # what cannot be looked into can be stopped all the same
         _carry_out_stops(desk, shell, run, Evidence.nothing())
         raise
+    refuse_stranger(desk, run, seen)
     _carry_out_stops(desk, shell, run, seen)
     _stop_lonely(desk, shell, run, seen)
     note_clock(desk, run.host, seen, asked_s=asked_s)

@@ -19,6 +19,7 @@ from orchestrator.errors import DraftyardError, HostError, RunNotFound
 from orchestrator.follow import importing
 from orchestrator.follow.complaints import Complaints
 from orchestrator.follow.desk import Desk
+from orchestrator.follow.machines import REASON as ANOTHER_MACHINE
 from orchestrator.follow.nodes import views_on
 from orchestrator.follow.notices import note_silence
 from orchestrator.follow.one_run import Looked, look, settle_unstarted
@@ -81,6 +82,7 @@ class HostThread(Worker):
         self._secrets_of = secrets_of
         self._shell: StreamShell | None = None
         self._kept: Path | None = None  # where its runs were launched: the name alone may be another machine elsewhere
+        self._stranger: HostError | None = None  # found by the last pass: its runs live elsewhere
         self._backoff_s = 0.0
         self._pause_s = YOUNG_S
         self._complaints = Complaints()
@@ -115,11 +117,13 @@ class HostThread(Worker):
         started = self._of_the_host(desk, live)
         if not started:
             return  # nothing on the host to look at yet: it is not even asked
-        had_news = False
+        had_news, self._stranger = False, None
         try:
             shell = self._connected()
             for run in started:
                 had_news = self._look_at(desk, shell, run) or had_news
+            if self._stranger is not None:
+                raise self._stranger
             self._take_secrets_away(desk)
         except HostError as error:
             self._drop_shell()
@@ -167,7 +171,13 @@ class HostThread(Worker):
 
     def _look_at(self, desk: Desk, shell: StreamShell, run: RunRow) -> bool:
         """Whether anything new came."""
-        looked = self._or_complain(desk, run, lambda: look(desk, shell, run), Looked())
+        try:
+            looked = self._or_complain(desk, run, lambda: look(desk, shell, run), Looked())
+        except HostError as error:
+            if error.reason != ANOTHER_MACHINE:
+                raise
+            self._stranger = error  # others may have been launched on this one
+            return False
         return looked.has_ended or bool(looked.caught.kinds - ORDINARY) or looked.caught.num_log_bytes > 0
 
     def _or_complain(self, desk: Desk, run: RunRow, act: Callable[[], Found], if_not: Found) -> Found:

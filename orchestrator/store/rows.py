@@ -75,6 +75,7 @@ class Document(StrEnum):
     GIT_PATCH = "git_patch"  # uncommitted edits that were shipped
     LAUNCH = "launch"  # versions, python, GPUs, overrides and their origins (JSON)
     LAUNCHER = "launcher"  # the process that is starting it (JSON)
+    MACHINES = "machines"  # by node, what the machine that it was seen alive on says of itself (JSON)
     HOSTS_FILE = "hosts_file"  # the path of the hosts.yaml that its hosts were found in
 
 
