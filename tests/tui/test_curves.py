@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tui.golden import opened, press, shown
+from tests.tui.golden import opened, press
 from tests.tui.world import NOW_S, Writer, Yard
 from tests.tui.yard import LIVE
 from tui.app import Draftyard
@@ -87,7 +87,7 @@ async def test_older_attempts_are_read_with_the_newest(open_app: Open) -> None:
 
 async def test_a_metric_is_found_by_its_name_though_another_has_come_before_it(yard_copy: Path, open_app: Open) -> None:
     app = open_app(yard_copy, run=LIVE, screen="curves")
-    async with opened(app, "slash", *"lr", size=(100, 30)) as pilot:
+    async with opened(app, "slash", *"wait_s", size=(100, 30)) as pilot:
         yard = Yard(yard_copy)
         with yard.store:
             told = {"step": 130_100, "values": {"aaa_new": 1.0, "accuracy_new": 1.0, "acceptance": 2.0}}
@@ -97,6 +97,10 @@ async def test_a_metric_is_found_by_its_name_though_another_has_come_before_it(y
         pane = app.get_screen(RunScreen.NAME, RunScreen).query_one(CurvesPane)
         before = [row.name for row in pane._detail.series] if pane._detail else []
         await press(app, pilot, "enter")
-        await shown(app, pilot, "▸ lr")
+        await app.settle(pilot)
+        chosen = pane._detail.series[pane._chosen].name if pane._detail else ""
+        text = screen_text(app)
 
     assert "acceptance" in before
+    assert chosen == "wait_s"
+    assert "▸ wait_s" in text
