@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from remote.hiding import secrets_of, told
-from remote.rundir import AttemptDir, RunDir, check_writer
+from remote.rundir import AttemptDir, RunDir, check_writer, has_control
 from remote.wire import Event, WireError, decode, encode
 
 Value = float | Sequence[float]  # a list becomes name_1 .. name_n when it is stored
@@ -257,10 +257,12 @@ class Reporter:
             (self._run_root.resolve(), (self._run_root / path).resolve()),
         ):
             found = target.relative_to(root) if target.is_relative_to(root) else target
-            if not found.is_absolute() and found.parts and ".." not in found.parts:
+            is_below = not found.is_absolute() and found.parts and ".." not in found.parts
+            if is_below and not has_control(found.as_posix()):
                 return found.as_posix()
         raise UserFault(
-            f"checkpoint {str(path)!r} is not below the run's folder {self._run_root}, where resume and pull look for it; "
+            f"checkpoint {str(path)!r} is not below the run's folder {self._run_root}, where resume and pull look for it, "
+            "or has a line break or the like in its name; "
             "save below $DRAFTYARD_RUN_DIR/checkpoints/ and tell that path"
         )
 

@@ -30,7 +30,13 @@ DEEPEST = 64  # levels of what a file of ours holds, as of a recipe's
 LARGEST_BYTES = 16 * 2**20  # of one; what is larger is none of ours, and not whole
 _WRITER = re.compile(r"(?!(?:stdout|stderr)\Z)[A-Za-z0-9_-]{1,64}")  # those two are the logs beside the events
 _EVENTS = re.compile(r"events\.(?P<writer>[^.]*)\.jsonl(?P<rotated>[.-][A-Za-z0-9._-]+)?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
+
+
+def has_control(name: str) -> bool:
+    """Whether it holds a line break or another control character, which would forge a line wherever it is printed."""
+    return _CONTROL.search(name) is not None
 
 
 def check_writer(writer: str) -> None:

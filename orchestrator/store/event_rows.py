@@ -11,10 +11,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.redact import redact, redact_tree
 from orchestrator.store.metrics import LARGEST_STEP, flatten
+from remote.rundir import has_control
 from remote.wire import KINDS, Event
 
 MAX_EXCERPT = 200  # characters of a bad line kept with its event
@@ -31,6 +33,7 @@ class BadLine:
 class TypedRows:
     """Typed rows gathered from events, by table; a row may be rewritten by a later one of the same key."""
 
+    run_id: str
     points: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     steps: list[tuple[int, float]] = field(default_factory=list)  # step, wall_s
     memory: list[tuple[Any, ...]] = field(default_factory=list)
@@ -48,9 +51,9 @@ class TypedRows:
     num_steps: int | None = None
 
 
-def typed_rows(events: Sequence[Event], rank: int) -> TypedRows:
-    """Everything `events` say, in their order."""
-    rows = TypedRows()
+def typed_rows(events: Sequence[Event], rank: int, run_id: str) -> TypedRows:
+    """Everything `events` of that run say, in their order."""
+    rows = TypedRows(run_id)
     for event in events:
         read = _READERS.get(event.kind)
         if event.kind not in KINDS:
@@ -156,11 +159,26 @@ def _rung(rows: TypedRows, event: Event, rank: int) -> None:
     )
 
 
+def _below(path: Any, run_id: str) -> str:
+    """A path below the run's folder, as the Reporter tells it; an older one told it from the root."""
+    place = PurePosixPath(str(path))
+    is_inside = not place.is_absolute() or f"/runs/{run_id}/" in str(path)
+    if not is_inside or not place.parts or ".." in place.parts or has_control(str(path)):
+        raise ValueError(f"{str(path)!a} is no path below the run's folder")
+    return str(path)
+
+
 def _checkpoint(rows: TypedRows, event: Event, rank: int) -> None:
     fields = event.fields
     size_bytes = _size(fields.get("size_bytes"))
     rows.checkpoints.append(
-        (_step(fields["step"]), str(fields["path"]), size_bytes, bool(fields.get("is_best")), event.wall_s)
+        (
+            _step(fields["step"]),
+            _below(fields["path"], rows.run_id),
+            size_bytes,
+            bool(fields.get("is_best")),
+            event.wall_s,
+        )
     )
 
 

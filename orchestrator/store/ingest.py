@@ -52,7 +52,7 @@ def apply_batch(connection: sqlite3.Connection, run_key: int, batch: StreamBatch
     fresh, last_seq, gaps = _unseen(batch.events, position.last_seq)
     if batch.clock_offset_s:
         fresh = [replace(event, wall_s=event.wall_s - batch.clock_offset_s) for event in fresh]
-    rows = typed_rows(fresh, rank_of(batch.writer))
+    rows = typed_rows(fresh, rank_of(batch.writer), batch.run_id)
     rows.gpu = [(gpu + MOST_GPUS * node_of(batch.writer), *rest) for gpu, *rest in rows.gpu]
     rows.bad += batch.bad_lines
     place = (run_key, batch.attempt)

@@ -44,6 +44,16 @@ def test_what_came_and_went_in_one_batch_is_not_there(store: Store) -> None:
     assert _steps(store) == [(1, 16)]
 
 
+@pytest.mark.parametrize(
+    "path", ["/etc/shadow", "checkpoints/../../other/x", "", ".", "checkpoints/a\n  state  succeeded", "a\x1b[2J"]
+)
+def test_a_path_that_no_reporter_tells_is_no_checkpoint(store: Store, path: str) -> None:
+    store.ingest(batch([_saved(1, 8), event(2, "checkpoint", step=16, path=path, size_bytes=7)]))
+
+    assert _steps(store) == [(1, 8)]
+    assert "no path below the run's folder" in store.reader.events(RUN, kinds=["bad_line"])[0].text
+
+
 def test_a_path_written_again_is_there_again(store: Store) -> None:
     store.ingest(batch([_saved(1, 8), _gone(2, 8), _saved(3, 8)]))
 
@@ -72,8 +82,7 @@ def test_a_path_from_the_root_that_an_older_reporter_told_is_relative_where_it_i
     store.describe_run(RUN, workdir="/srv/yard", tree_hash="0" * 64, fingerprint="f")
     paths = [
         f"/srv/yard/runs/{RUN}/checkpoints/step-20.bin",
-        f"/srv/yard/runs/{RUN}x/step-30.bin",
-        "/elsewhere/step-40.bin",
+        f"/brought/from/runs/{RUN}/checkpoints/step-30.bin",
     ]
     saved = [
         event(seq, "checkpoint", step=seq, path=path, size_bytes=7, is_best=False) for seq, path in enumerate(paths, 1)

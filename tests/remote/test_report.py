@@ -79,7 +79,9 @@ def test_a_checkpoints_path_is_told_relative_to_the_run_however_it_was_named(tmp
     ]
 
 
-@pytest.mark.parametrize("path", ["/elsewhere/step-20.bin", "../other/step-20.bin", "checkpoints/../..", "", "."])
+@pytest.mark.parametrize(
+    "path", ["/elsewhere/step-20.bin", "../other/step-20.bin", "checkpoints/../..", "", ".", "checkpoints/a\nb"]
+)
 def test_a_checkpoint_that_is_not_below_the_run_ends_the_job_with_a_line(tmp_path: Path, path: str) -> None:
     """It could not be found again: better at the first save than at the resume."""
     attempt = tmp_path / "attempts" / "1"
