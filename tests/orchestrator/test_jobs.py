@@ -12,12 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from remote.rundir import RunDir
+from remote.spec import DrafterSpec, TargetSpec
 from tests import sshd
 from tests.orchestrator.yard import RECIPE, Yard
+from tests.remote.conftest import make_tiny_folder
+from tests.remote.jobs import ANSWERS, tiny_job_spec, write_data
 
 pytestmark = pytest.mark.slow  # real runs
 
@@ -49,6 +54,29 @@ def test_the_whole_way_deploy_smoke_launch_show_logs(yard: Yard) -> None:
     assert [item["step"] for item in values] == [1, 2, 3, 4, 5]
     assert values[1]["value"] is None
     assert values[1]["value_flag"] == "nan"
+
+
+def test_prepare_makes_the_answers_on_its_host_and_keeps_them_with_the_run(yard: Yard, tmp_path: Path) -> None:
+    """With the bundled trainer and a target of six layers."""
+    target = TargetSpec(str(make_tiny_folder(tmp_path / "target")), 48, 6, 260, True, 151_536, 2, 0)
+    drafter = DrafterSpec(2, 64, 4, 2, 16, [1, 2, 4], 4, 3, 1e4, 2048)
+    spec = tiny_job_spec(target, drafter, data={"hidden_states": "online", "answer_tokens": 4})
+    base = {key: value for key, value in asdict(spec).items() if key not in ("recipe", "branch", "why", "tags")}
+    yard.edit("asked.yaml", json.dumps({"name": "asked", "why": "x", "base": base, "branches": {"main": {"why": "x"}}}))
+    data = write_data(yard.root / "recipes" / "data")
+    (data / ANSWERS).unlink()
+
+    assert yard.run("prepare", "asked", "--host", "local") == 0, yard.out + yard.err
+
+    page = yard.json("show", yard.json("ls", "kind:prepare", "--kind", "all")["runs"][0]["id"])
+    run, attempt = page["run"], RunDir(yard.folder(page["run"]["id"])).attempt(1)
+    assert (run["kind"], run["state"], run["host"]) == ("prepare", "succeeded", "local")
+    (made,) = (yard.root / "data" / "draftyard" / "cache" / "answers").glob("*.jsonl")
+    assert (attempt.artifacts / ANSWERS).read_bytes() == made.read_bytes()
+    rows = [json.loads(line)["messages"] for line in made.read_text().splitlines()]
+    assert rows, "what was answered with nothing is left out; of a random target that is some"
+    assert {asked["content"] for asked, _ in rows} <= {f"count {number}" for number in range(8)}
+    assert {answer["role"] for _, answer in rows} == {"assistant"}
 
 
 def test_a_launch_without_evidence_is_refused_with_the_one_repairing_command(yard: Yard) -> None:
