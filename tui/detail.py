@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.history import in_reading_order, newest_series
-from orchestrator.actions.throughput import PARTS, of_run, recent_mean, roles_told
+from orchestrator.actions.throughput import PARTS, of_run, recent_mean, roles_told, step_s_now
 from orchestrator.actions.whole_run import whole_series
 from orchestrator.errors import DraftyardError
 from orchestrator.store.acceptance import Decoded, Way, decoded_ways
@@ -39,7 +39,7 @@ from orchestrator.store.rows import (
 from orchestrator.units import is_measurable, unit_of
 from tui.answers import NO_ANSWERS, Answers
 from tui.curve import Sample
-from tui.pace import NO_PACE, Pace, StepTimes, mean_of, pace_by_clock, pace_of
+from tui.pace import NO_PACE, Pace, StepTimes, mean_of, pace_at, pace_of
 from tui.ranks import Rank, ranks_of
 
 if TYPE_CHECKING:
@@ -274,9 +274,7 @@ def _pace(reader: Reader, run: RunRow, attempts: Sequence[AttemptRow], names: se
         return NO_PACE
     attempt = attempts[-1]
     if "step_s" not in names:
-        return pace_by_clock(
-            first_step=attempt.first_step, step=run.step, num_steps=run.num_steps, elapsed_s=attempt.duration_s
-        )
+        return pace_at(step_s_now(reader, run), step=run.step, num_steps=run.num_steps)
     recent: dict[str, float] = {}
     overall: dict[str, float] = {}
     for name in ("step_s", *(part for part in PARTS if part in names)):

@@ -47,13 +47,10 @@ def pace_of(times: StepTimes, *, step: int | None, num_steps: int | None) -> Pac
     return Pace(step_s, left, eta_s, _parts(times.recent, step_s), moved_s, _why_moved(times, moved_s, eta_s))
 
 
-def pace_by_clock(*, first_step: int | None, step: int | None, num_steps: int | None, elapsed_s: float | None) -> Pace:
-    """The pace of a run that reports no step times: its steps over the time they took."""
-    done = None if step is None or first_step is None else step - first_step
-    step_s = elapsed_s / done if done and elapsed_s and elapsed_s > 0 else None
+def pace_at(step_s: float | None, *, step: int | None, num_steps: int | None) -> Pace:
+    """The pace of a run that reports no step times."""
     left = None if step is None or num_steps is None else max(0, num_steps - step)
-    eta_s = eta_of(left, step_s)
-    return Pace(step_s, left, eta_s, (), None, "")
+    return Pace(step_s, left, eta_of(left, step_s), (), None, "")
 
 
 def eta_of(left: int | None, step_s: float | None) -> float | None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.actions import history
+from orchestrator.actions import followed, history
 from orchestrator.actions.places import Places
 from orchestrator.actions.rungs import required_names
-from orchestrator.actions.throughput import recent_mean
+from orchestrator.actions.throughput import time_left_s
 from orchestrator.errors import RunNotFound
 from orchestrator.store.acceptance import decoded_acceptance
 from orchestrator.store.place import Place
@@ -49,7 +49,7 @@ from tui.detail import (
     stage_progress,
 )
 from tui.log_page import LogAsk, LogPage, read_log
-from tui.pace import TRAINING, eta_of
+from tui.pace import TRAINING
 from tui.wording import LIVE_STATES
 
 LIST_METRICS = ("loss", "block_tokens_per_s", "context_tokens_per_s", "step_s", "peak_reserved_bytes")
@@ -155,7 +155,7 @@ class Room:
         """
         self._look_at_place()
         reader = self.reader
-        is_followed = self._places is None or history.is_followed(self._places)
+        is_followed = self._places is None or followed.is_followed(self._places)
         seen = (ask, reader.data_version(), _log_size(reader, ask), is_followed)
         if seen == self._seen:
             return None
@@ -334,7 +334,7 @@ def _numbers(reader: Reader, run: RunRow, latest: Mapping[str, SeriesRow], gpus:
         gpus=tuple(gpus),
         cause=_cause(reader, run) if run.state is State.FAILED else "",  # it is written before the state
         num_bad=0 if loss is None else loss.num_nan,
-        eta_s=_eta_s(reader, run) if run.state is State.RUNNING and "step_s" in latest else None,
+        eta_s=time_left_s(reader, run),
         stage_share=_stage_share(reader, run),
     )
 
@@ -357,13 +357,6 @@ def _sampled(reader: Reader, live: Sequence[RunRow]) -> dict[str, dict[int, GpuS
         host, index = card_of(run.hosts, sample.gpu)
         newest.setdefault(host, {})[index] = sample
     return newest
-
-
-def _eta_s(reader: Reader, run: RunRow) -> float | None:
-    """The mean of the newest steps, because one step alone would make the number flicker."""
-    if run.step is None or run.num_steps is None or run.step >= run.num_steps:
-        return None
-    return eta_of(run.num_steps - run.step, recent_mean(reader, run.id, "step_s", attempt=run.attempt))
 
 
 def _stage_share(reader: Reader, run: RunRow) -> float | None:

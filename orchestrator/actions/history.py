@@ -45,11 +45,9 @@ from orchestrator.store.rows import (
 
 if TYPE_CHECKING:
     from orchestrator import known
-    from orchestrator.follow import lease
     from orchestrator.store import names as all_metrics
 else:
     known = lazy("orchestrator.known")  # knows hosts.yaml: reading YAML is not for `ls`
-    lease = lazy("orchestrator.follow.lease")  # what it starts processes with is not for `ls`
     all_metrics = lazy("orchestrator.store.names")
 
 ACCEPT = "accept"  # a list's heading, and the word that sorts by it
@@ -58,7 +56,6 @@ FIRST_METRICS = (
     "loss", "accuracy", "streak", "acceptance_length", "loss_ce", "loss_kl", "loss_soft_ce", "loss_cap",
     "block_tokens_per_s", "context_tokens_per_s", "grad_norm", "lr", "step_s", "queue_depth", "peak_reserved_bytes",
 )  # fmt: skip
-FOLLOWER_STARTS_S = 15.0  # generous: a busy machine
 MEMORY_REASONS = (Reason.GPU_OOM, Reason.HOST_OOM, Reason.CGROUP_OOM)  # of a run that ran out of memory
 
 
@@ -95,6 +92,7 @@ class RunPage:
     throughput: Throughput | None  # why it is as fast as it is; None before it has told its step times
     no_throughput: str = ""  # why its speed cannot be held against the run that was named for it
     nodes: Sequence[NodeRow] = ()  # its hosts, where it has several
+    time_left_s: float | None = None  # to its last step, while it takes steps
 
 
 @dataclass(frozen=True)
@@ -184,6 +182,7 @@ def show(places: Places, selector: str, *, against: str | None = None) -> RunPag
             throughput=speed,
             no_throughput=no_speed,
             nodes=reader.nodes(run.id),
+            time_left_s=throughput.time_left_s(reader, run),
         )
 
 
@@ -295,27 +294,6 @@ def sort_words(places: Places) -> list[str]:
     """What a list can be sorted by: columns, and every metric of any run."""
     with open_reader(places) as reader:
         return [*SORTS, *all_metrics.metrics(reader)]
-
-
-def unfollowed_s(places: Places, runs: Iterable[RunRow], *, now_s: float) -> float | None:
-    """How old the newest word of the live ones among these runs is, where no follower is at work (it may be stopped) and it is not young.
-
-    None while all is well; a follower that is just starting is given time.
-    """
-    live = [run.last_event_s or run.created_s for run in runs if not run.state.is_final]
-    silent_s = now_s - max(live, default=now_s)
-    is_at_work = silent_s <= FOLLOWER_STARTS_S or is_followed(places)
-    return None if is_at_work else silent_s
-
-
-def is_followed(places: Places) -> bool:
-    """Whether a background follower is at work on this database, not stopped; costs microseconds."""
-    return lease.is_followed(places.db) and lease.stopped_pid(places.db) is None
-
-
-def follower_pid(places: Places) -> int | None:
-    """The process that follows, where the kernel tells; None elsewhere."""
-    return lease.holder_pid(places.db)
 
 
 def exported_path(run: RunRow) -> str:

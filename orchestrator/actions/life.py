@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.actions.places import Places
-from orchestrator.actions.throughput import recent_mean
+from orchestrator.actions.throughput import recent_mean, time_left_s
 from orchestrator.actions.wishes import kill_in_s
 from orchestrator.errors import NotFinished, StoreError
 from orchestrator.follow import lease, nodes
@@ -26,7 +26,7 @@ from orchestrator.store.writes import Store
 
 POLL_S = 0.2
 PATIENCE_S = 1.0  # of one question with a deadline; it is asked again until then
-SHOWN = ("loss", "streak", "block_tokens_per_s", "step_s")  # of a run that one waits for
+SHOWN = ("loss", "streak", "block_tokens_per_s")  # of a run that one waits for
 COUNTDOWN_S = 1.0
 FOLLOWER_CHECK_S = 5.0  # a follower that died is replaced within this time while somebody waits
 
@@ -41,6 +41,7 @@ class Moment:
     recent: dict[str, float]  # metric -> mean of its newest reports: single steps are too noisy to see learning in
     progress: ProgressRow | None
     kill_in_s: float | None = None  # while it stops: what is left of the grace
+    time_left_s: float | None = None  # to its last step
 
 
 @dataclass(frozen=True)
@@ -192,5 +193,5 @@ def _moment(reader: Reader, run: RunRow) -> Moment:
     progress = [row for row in reader.progress(run.id) if row.attempt == run.attempt]
     recent = {name: mean for name, mean in found.items() if mean is not None}
     spec = json.loads((run.state is State.STOPPING and reader.document(run.id, Document.SPEC)) or "{}")
-    left_s = kill_in_s(run, reader.intents(run.id), spec, time.time())
-    return Moment(run, recent, progress[0] if progress else None, left_s)
+    grace_s = kill_in_s(run, reader.intents(run.id), spec, time.time())
+    return Moment(run, recent, progress[0] if progress else None, grace_s, time_left_s(reader, run))

@@ -124,6 +124,28 @@ def recent_mean(reader: Reader, run_id: str, name: str, *, attempt: int, rank: i
     return _mean(list(values.values())) if values else None
 
 
+def time_left_s(reader: Reader, run: RunRow) -> float | None:
+    """Seconds to the last step of a run that takes steps, wherever it is told. None before the first step of its newest
+    attempt, and where none is left: what comes before and after has a pace of its own."""
+    if run.state is not State.RUNNING or run.step is None or not run.num_steps or run.step >= run.num_steps:
+        return None
+    step_s = step_s_now(reader, run)
+    return None if step_s is None else step_s * (run.num_steps - run.step)
+
+
+def step_s_now(reader: Reader, run: RunRow) -> float | None:
+    """What a step of the newest attempt takes: as its newest reports say, of a job that does not time them by its clock."""
+    ranks = [row.rank for row in reader.series(run.id, "step_s") if row.attempt == run.attempt]
+    told = recent_mean(reader, run.id, "step_s", attempt=run.attempt, rank=min(ranks)) if ranks else None
+    if told is not None:
+        return told
+    attempt = next((row for row in reader.attempts(run.id) if row.number == run.attempt), None)
+    if attempt is None or attempt.first_step is None or attempt.last_step is None or not attempt.duration_s:
+        return None
+    num_steps = attempt.last_step - attempt.first_step
+    return attempt.duration_s / num_steps if num_steps > 0 else None
+
+
 def roles_told(reader: Reader, run: RunRow) -> str | None:
     """Which role of a training with target processes holds the other up; None for any other run, or before it has told."""
     spec = json.loads(reader.document(run.id, Document.SPEC) or "{}")

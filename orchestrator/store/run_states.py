@@ -38,7 +38,7 @@ def begin_attempt(
     _refuse_attempt(session, run, after=after, retry=retry)
     run.attempt = number or run.attempt + 1
     run.state, run.reason, run.evidence = State.PENDING, None, f"attempt {run.attempt} is being started"
-    run.started_s = run.ended_s = run.unreachable_since_s = run.last_event_s = None
+    run.started_s = run.ended_s = run.unreachable_since_s = run.last_event_s = run.stage = None
     session.add(AttemptTable(run_key=key_of(run), number=run.attempt, state=State.PENDING, created_s=now_s))
     session.add(event_of(run, "attempt", run.evidence, {}, now_s))
     end_wishes(session, run, "retry", "a new attempt was started", now_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.actions import history, life
+from orchestrator.actions import followed, history, life
 from orchestrator.actions.log_text import inert
 from orchestrator.lazy import lazy
 from orchestrator.verbs.frame import Terminal, verb
@@ -31,8 +31,8 @@ def follow(terminal: Terminal) -> None:
     places = terminal.places
     life.refuse_stopped(places)
     life.end_older_follower(places)
-    if history.is_followed(places):
-        told = f"another process follows the runs of {places.db} already{_whom(history.follower_pid(places))}"
+    if followed.is_followed(places):
+        told = f"another process follows the runs of {places.db} already{_whom(followed.follower_pid(places))}"
         terminal.say(f"{told}; nothing was started")
         return
     over = threading.Event()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.actions import history
+from orchestrator.actions import followed, history
 from orchestrator.actions.again import words_of_run
 from orchestrator.actions.history import Comparison, Measured
 from orchestrator.actions.log_text import inert
@@ -258,10 +258,10 @@ def series_table(
 
 def _say_if_unfollowed(terminal: Terminal, runs: Sequence[RunRow]) -> None:
     """What is shown of live runs stands still until somebody follows them again."""
-    silent_s = history.unfollowed_s(terminal.places, runs, now_s=time.time())
+    silent_s = followed.unfollowed_s(terminal.places, runs, now_s=time.time())
     if silent_s is not None:
         told = f"nobody follows live runs, the newest word of them is {duration(silent_s)} old"
-        stopped = history.follower_pid(terminal.places)
+        stopped = followed.follower_pid(terminal.places)
         repair = "what they do is read again by: draftyard watch, or draftyard follow"
         if stopped is not None:
             repair = f"its follower is stopped, let it go on: kill -CONT {stopped}"

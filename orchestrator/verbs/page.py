@@ -65,9 +65,8 @@ def _standing(page: RunPage, now_s: float) -> list[str]:
         items.append(
             ("lasted", _lasted(page)) if run.state.is_final else ("runs for", duration(max(now_s - run.started_s, 0)))
         )
-    left = _time_left(page)
-    if left is not None:
-        items.append(("time left", f"about {duration(left)}"))
+    if page.time_left_s is not None:
+        items.append(("time left", f"about {duration(page.time_left_s)}"))
     items += [("wish", f"{intent.kind}, asked {ago(intent.asked_s, now_s)}") for intent in page.intents]
     left_s = kill_in_s(run, page.intents, page.spec, now_s)
     if left_s is not None:
@@ -280,13 +279,3 @@ def _live_progress(page: RunPage) -> list[Any]:
         return []
     newest = [row for row in page.progress if row.attempt == page.run.attempt][:1]
     return [row for row in newest if row.total is None or row.done < row.total]
-
-
-def _time_left(page: RunPage) -> float | None:
-    run = page.run
-    if run.state.is_final or run.step is None or not run.num_steps or run.step >= run.num_steps:
-        return None
-    step_s = page.throughput.here.step_s if page.throughput else None
-    if step_s is None:  # a job that tells no rates
-        step_s = next((row.recent_mean for row in page.series if row.name == "step_s"), None)
-    return None if step_s is None else step_s * max(run.num_steps - run.step, 0)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.actions.log_text import inert
-from orchestrator.store.rows import RunRow
 from orchestrator.units import duration
 from orchestrator.verbs.frame import Terminal
 from orchestrator.verbs.table import cut
@@ -90,24 +89,10 @@ def bar(done: float, total: float | None) -> str:
 
 
 def _numbers(moment: Moment) -> list[str]:
-    run, recent, told = moment.run, moment.recent, list[str]()
-    step_s = recent.get("step_s", _mean_step_s(run))
-    if (
-        step_s is not None
-        and run.step is not None
-        and run.num_steps
-        and run.step < run.num_steps
-        and not run.state.is_final
-    ):
-        told.append(f"left {duration(step_s * (run.num_steps - run.step))}")  # first: a narrow terminal cuts the end
+    recent, told = moment.recent, list[str]()
+    if moment.time_left_s is not None:
+        told.append(f"left {duration(moment.time_left_s)}")  # first: a narrow terminal cuts the end
     told += [f"mean {name} {number(recent[name])}" for name in ("loss", "streak") if name in recent]
     if "block_tokens_per_s" in recent:
         told.append(f"{number(recent['block_tokens_per_s'])} block tokens/s")
     return told
-
-
-def _mean_step_s(run: RunRow) -> float | None:
-    """For a job that does not time its steps, by the host's clock."""
-    if not run.step or run.started_s is None or run.last_event_s is None:
-        return None
-    return (run.last_event_s - run.started_s) / run.step

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli
-from orchestrator.actions import history, life
+from orchestrator.actions import followed, life
 from orchestrator.actions.places import find_places
 from orchestrator.errors import StoreError
 from orchestrator.follow import lease
@@ -83,11 +83,11 @@ def test_a_follower_that_is_stopped_is_said_with_what_wakes_it(
             cli.main(["--db", str(places.db), "follow"])
         assert ended.value.code == 1
         assert f"kill -CONT {follower.pid}" in capsys.readouterr().err
-        assert not history.is_followed(places)
+        assert not followed.is_followed(places)
         with Store(places.db) as store:
             store.create_run(new_run())
             runs = [store.reader.run(RUN)]
-        assert history.unfollowed_s(places, runs, now_s=runs[0].created_s + 1000) == pytest.approx(1000)
+        assert followed.unfollowed_s(places, runs, now_s=runs[0].created_s + 1000) == pytest.approx(1000)
         follower.kill()
 
 

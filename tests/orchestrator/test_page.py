@@ -6,13 +6,15 @@ import dataclasses
 import json
 import math
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from orchestrator.actions import history
+from orchestrator.actions import followed, history, throughput
+from orchestrator.actions.life import _moment
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import plan_body
 from orchestrator.actions.rank_places import rank_places
@@ -24,7 +26,9 @@ from orchestrator.verbs.history import series_table
 from orchestrator.verbs.page import run_page
 from remote.plan import plan
 from remote.spec import DFlashSpec, RolesSpec, dump
-from tests.orchestrator.runs import batch, event, new_run, steps
+from remote.wire import Event
+from tests.orchestrator.runs import again, batch, event, new_run, started, steps
+from tui.snapshot import Ask, Room
 
 PEAKS = {"load": 210_000_000, "forward": 300_000_000, "backward": 260_000_000, "step": 250_000_000}
 
@@ -333,6 +337,58 @@ def test_a_live_run_says_how_to_look_on_and_how_to_stop(places: Places) -> None:
     assert "about 2 min 30 s" in text
     assert "draftyard stop kliveaaa" in text
     assert "gone for good: draftyard mark kliveaaa lost WHY" in " ".join(text.split())
+
+
+def test_a_script_without_step_times_has_the_time_left_that_its_steps_took(places: Places) -> None:
+    """The same on its page, in `wait`, in the list and on the screen."""
+    with Store(places.db) as store:
+        _live(store, "knevstep", steps(0, 10, loss=1.0))  # a second each
+        left = [throughput.time_left_s(store.reader, store.reader.run("knevstep"))]
+        left.append(_moment(store.reader, store.reader.run("knevstep")).time_left_s)
+    with closing(Room(places.db, places)) as room:
+        seen = room.read(Ask(run="knevstep", in_sight=(0, 10)), 1020.0)
+    assert seen is not None
+    assert seen.detail is not None
+
+    left += [seen.numbers["knevstep"].eta_s, seen.detail.pace.eta_s, history.show(places, "knevstep").time_left_s]
+    assert left == [pytest.approx(90.0)] * 5
+    assert "time left  about 1 min 30 s" in _text(places, "knevstep")
+
+
+def test_what_an_ended_attempt_was_at_ends_with_it(places: Places) -> None:
+    with Store(places.db) as store:
+        store.ingest(
+            batch([event(99, "stage", name="training")], run_id=_live(store, "knevback", steps(0, 10, step_s=2.0)))
+        )
+        assert store.reader.run("knevback").stage == "training"
+        assert throughput.time_left_s(store.reader, store.reader.run("knevback")) == pytest.approx(180.0)
+        again(store, "knevback")
+        store.set_state("knevback", State.RUNNING, evidence="supervisor and events are alive")
+    text = _text(places, "knevback")
+
+    assert "running, step 10 of 100\n" in text
+    assert "time left" not in text
+
+
+def test_a_run_just_resumed_is_given_time_for_its_follower_to_start(places: Places) -> None:
+    """Its launch was long ago, its newest attempt was not."""
+    now_s = [1000.0]
+    with Store(places.db, clock=lambda: now_s[0]) as store:
+        started(store, "knevback")
+        now_s[0] = 2000.0
+        again(store, "knevback")
+        runs = [store.reader.run("knevback")]
+
+    assert followed.unfollowed_s(places, runs, now_s=2003.0) is None
+    assert followed.unfollowed_s(places, runs, now_s=2060.0) == pytest.approx(60.0)
+
+
+def _live(store: Store, run_id: str, told: list[Event]) -> str:
+    """One that runs and has told so much of its 100 steps."""
+    started(store, run_id, num_steps=100)
+    store.ingest(batch(told, run_id=run_id))
+    store.set_state(run_id, State.RUNNING, evidence="supervisor and events are alive")
+    return run_id
 
 
 def test_a_run_that_stops_says_what_is_left_of_the_grace(places: Places) -> None:

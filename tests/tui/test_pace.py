@@ -2,7 +2,7 @@
 
 import pytest
 
-from tui.pace import StepTimes, bottleneck, mean_of, pace_by_clock, pace_of
+from tui.pace import StepTimes, bottleneck, mean_of, pace_at, pace_of
 
 OVERALL = {"step_s": 1.0, "wait_s": 0.1, "forward_s": 0.3, "backward_s": 0.5, "optimizer_s": 0.1}
 RECENT = {"step_s": 1.5, "wait_s": 0.6, "forward_s": 0.3, "backward_s": 0.5, "optimizer_s": 0.1}
@@ -18,7 +18,7 @@ def test_the_end_is_the_steps_left_times_a_recent_step() -> None:
 
 def test_after_the_last_step_no_end_is_told_from_steps() -> None:
     assert pace_of(StepTimes(RECENT, OVERALL), step=300, num_steps=300).eta_s is None
-    assert pace_by_clock(first_step=0, step=100, num_steps=100, elapsed_s=100.0).eta_s is None
+    assert pace_at(1.0, step=100, num_steps=100).eta_s is None
 
 
 def test_the_part_that_grew_explains_why_the_end_moved() -> None:
@@ -38,8 +38,8 @@ def test_what_the_parts_do_not_add_up_to_is_other() -> None:
 
 
 def test_without_step_times_the_clock_tells_the_pace() -> None:
-    assert pace_by_clock(first_step=0, step=50, num_steps=100, elapsed_s=100.0).eta_s == pytest.approx(100.0)
-    assert pace_by_clock(first_step=None, step=None, num_steps=100, elapsed_s=5.0).eta_s is None
+    assert pace_at(2.0, step=50, num_steps=100).eta_s == pytest.approx(100.0)
+    assert pace_at(None, step=None, num_steps=100).eta_s is None
 
 
 @pytest.mark.parametrize(("depth", "side"), [(20.0, "the trainer"), (1.0, "the target"), (10.0, "neither")])
