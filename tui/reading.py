@@ -7,10 +7,12 @@ quitting never waits for them.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from tui.snapshot import Room
@@ -21,7 +23,10 @@ Result = TypeVar("Result")
 async def beside(job: Callable[[], Result]) -> Result:
     """Runs the job in a thread of its own; what it raises is raised here. An executor's threads would hold up the end."""
     future: Future[Result] = Future()
-    threading.Thread(target=_settle, args=(future, job), name="draftyard-beside", daemon=True).start()
+    settle = partial(
+        contextvars.copy_context().run, _settle, future, job
+    )  # of an app that has ended a widget asks there
+    threading.Thread(target=settle, name="draftyard-beside", daemon=True).start()
     return await asyncio.wrap_future(future)
 
 

@@ -182,3 +182,13 @@ async def test_trouble_of_work_beside_the_screen_is_a_toast(yard_copy: Path, ope
 
     assert app.crash is None
     assert "more of it" not in said
+
+
+async def test_what_comes_back_after_its_screen_has_gone_still_finds_the_app(yard_copy: Path, open_app: Open) -> None:
+    app, found = open_app(yard_copy), []
+    async with opened(app):
+        left = launch.LaunchScreen()  # in no app's hands, as every screen while one ends
+        app.do_beside(lambda: found.append(left.app), group="plan")
+        await app.workers.wait_for_complete()
+
+    assert found == [app]
