@@ -6,8 +6,10 @@ otherwise: they reach the host in a file of mode 0600 and are printed nowhere.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from remote.hiding import NAMES, secret_names
@@ -25,6 +27,7 @@ DEFAULTS = {
 }
 # A socket's path holds 107 bytes, and multiprocessing appends some 31 to the folder for temporary files.
 LONGEST_TMPDIR = 76
+LONGEST_WORD = 128 * 1024  # MAX_ARG_STRLEN, execve(2); the NUL at its end counts
 ALLOCATOR = "expandable_segments:True"
 ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second is read by newer torch
 
@@ -34,6 +37,26 @@ def temporary_folder(run: RunDir) -> Path | None:
     kernels there from run to run. None where its path is too long for a socket in it: then the host's own is used."""
     folder = run.root.parent.parent / "tmp"
     return folder if len(os.fsencode(folder)) <= LONGEST_TMPDIR else None
+
+
+def cannot_start(error: OSError | ValueError, argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Why the job's first process did not come to be; of what is too long which one, as the kernel names the program alone."""
+    if not isinstance(error, OSError):  # a NUL byte in an argument or a variable
+        return f"cannot start {argv[0]!r}: {error}"
+    told = f"cannot start {error.filename or argv[0]}: {error.strerror}"
+    if error.errno != errno.E2BIG:
+        return told
+    sizes = {f"variable {name}": len(os.fsencode(f"{name}={value}")) for name, value in environment.items()}
+    sizes |= {f"argument {place}": len(os.fsencode(word)) for place, word in enumerate(argv)}
+    longest = max(sizes, key=lambda name: sizes[name])
+    if sizes[longest] < LONGEST_WORD:
+        return (
+            f"{told}; arguments and variables are {sum(sizes.values())} bytes together, {longest} the largest of them"
+        )
+    return (
+        f"{told}; {longest} is {sizes[longest]} bytes, and Linux takes less than {LONGEST_WORD} in one: put what it holds "
+        "in a file on the host, and the file's path in its place"
+    )
 
 
 def job_environment(run: RunDir, job: Job, *, inherited: dict[str, str]) -> dict[str, str]:

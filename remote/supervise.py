@@ -52,7 +52,7 @@ from typing import Any
 
 from remote.aftermath import KernelLog, Scope, card_holders, gpu_health, left_behind, of_cards
 from remote.claim import Claim
-from remote.environment import job_environment, temporary_folder
+from remote.environment import cannot_start, job_environment, temporary_folder
 from remote.evidence import Cgroup, Counters, difference, disk_facts, find_cgroup, read_counters
 from remote.hiding import secrets_of, told
 from remote.job import Job, read_job
@@ -133,11 +133,8 @@ class Supervisor:
             self._sampler.first(self._job.gpus)
         try:
             self._process = self._popen()
-        except OSError as error:
-            program = error.filename or self._job.argv[0]
-            return self._not_started(f"cannot start {program}: {error.strerror}")
-        except ValueError as error:  # a NUL byte in an argument or a variable
-            return self._not_started(f"cannot start {self._job.argv[0]!r}: {error}")
+        except (OSError, ValueError) as error:
+            return self._not_started(cannot_start(error, self._job.argv, self._environment))
         identity = Identity.of(self._process.pid)
         if identity is not None:
             claim.note_job(identity)
@@ -264,7 +261,7 @@ class Supervisor:
         return None
 
     def _wish_from_file(self) -> Wish | None:
-        if not self._attempt.stop_json.exists():
+        if not self._attempt.stop_json.is_file():
             return None
         body = read_json(self._attempt.stop_json) or {}
         grace = body.get("grace_s", self._job.grace_s)

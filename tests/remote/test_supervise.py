@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 
 from remote.claim import Claim
-from remote.environment import job_environment
+from remote.environment import cannot_start, job_environment
 from remote.job import Job, read_job
 from remote.limits import allocation_limit
 from remote.processes import Identity, kill_run, marked
@@ -254,6 +254,29 @@ def test_a_torn_wish_still_stops_with_the_recipes_grace(yard: Yard) -> None:
     ending = yard.end(attempt)
 
     assert (ending["signal"], ending["reason"]) == (signal.SIGTERM, "user")
+
+
+def test_a_folder_in_the_place_of_a_wish_is_none(yard: Yard) -> None:
+    run = yard.place("import time; time.sleep(0.7)")  # a supervisor looks for one twice a second
+    run.attempt(1).stop_json.mkdir(parents=True)
+
+    ending = yard.end(yard.start(run))
+
+    assert (ending["exit_code"], ending["reason"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"BIG": "x" * 200_000}, "variable BIG is 200004 bytes, and Linux takes less than 131072 in one"),
+        ({f"V{number}": "x" * 100_000 for number in range(80)}, "arguments and variables are 8"),
+    ],
+)
+def test_what_is_too_long_for_the_kernel_is_named(words: dict[str, str], said: str) -> None:
+    with pytest.raises(OSError, match="Argument list too long") as raised:
+        subprocess.Popen([sys.executable, "-c", ""], env=words)
+
+    assert said in cannot_start(raised.value, [sys.executable, "-c", ""], words)
 
 
 @pytest.mark.parametrize("is_told_before", [False, True])
