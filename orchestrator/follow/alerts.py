@@ -15,11 +15,13 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import RunNotFound, StoreError
 from orchestrator.follow.nodes import silent_hosts
@@ -73,6 +75,7 @@ class _Https(urllib.request.HTTPSHandler):
 def webhook(url: str) -> Post:
     """Posts one JSON object. What urllib raises where the receiver does not take it: OSError; HTTPException for an
     answer that is no HTTP; ValueError for an address that is none."""
+    url, credentials = _told_apart(url)
     opener = urllib.request.build_opener(_Http, _Https)
 
     def post(body: dict[str, Any]) -> None:
@@ -82,9 +85,22 @@ def webhook(url: str) -> Post:
             {"Content-Type": "application/json", "User-Agent": "draftyard"},
             method="POST",
         )
+        if credentials is not None:
+            request.add_unredirected_header("Authorization", credentials)
         opener.open(request, timeout=POST_TIMEOUT_S).close()  # its status says it all: what follows is not read
 
     return post
+
+
+def _told_apart(url: str) -> tuple[str, str | None]:
+    """The address, and what its `user:password@` comes to as a header (RFC 7617): urllib takes them for a host's name."""
+    with contextlib.suppress(ValueError):  # no address at all: said when it is posted to
+        parts = urlsplit(url)
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            bare = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+            return bare.geturl(), f"Basic {b64encode(user.encode()).decode()}"
+    return url, None
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ the screens, by name: `keys: {runs.sort: z}`): the project's `draftyard.yaml` (l
 
 `DRAFTYARD_WEBHOOK` is an http(s) address that gets one JSON object (`text`, `run`, `kind`, `state`, `reason`, `host`, `step`, `at_s`)
 by POST for each ending, hang, loss that is no number, disk that fills up and fault of the follower. The follower reads it from the environment of the
-verb that starts it; one that runs already keeps what it was started with. It is stored nowhere and in no message.
+verb that starts it; one that runs already keeps what it was started with. It is stored nowhere and in no message;
+`user:password@` in it is sent as basic authorization.
 """
 
 COMPLETION = """\

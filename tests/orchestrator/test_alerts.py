@@ -32,6 +32,7 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[dict[str, Any]] = []
         self.answer = 200
+        self.authorizations: list[str | None] = []
 
     @property
     def url(self) -> str:
@@ -45,6 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.server.answer == 200:
             self.server.bodies.append(json.loads(body))
+            self.server.authorizations.append(self.headers["Authorization"])
         self.send_response(self.server.answer)
         self.end_headers()
 
@@ -87,6 +89,13 @@ def test_each_change_of_state_is_told_in_its_order(store: Store, receiver: Recei
         ("failed", "gpu_oom"),
     ]
     assert receiver.bodies[3]["text"].endswith("running -> failed (gpu_oom): CUDA out of memory")
+
+
+def test_user_and_password_of_the_address_are_sent_as_basic_authorization(receiver: Receiver) -> None:
+    webhook(receiver.url.replace("//", "//me:p%40ss@"))({"text": "x"})
+    webhook(receiver.url)({"text": "x"})
+
+    assert receiver.authorizations == ["Basic bWU6cEBzcw==", None]
 
 
 def test_a_metric_of_any_name_that_is_not_finite_is_told_once(store: Store) -> None:
