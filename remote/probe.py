@@ -22,6 +22,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,15 @@ def python_facts() -> dict[str, Any]:
         "version": platform.python_version(),
         "executable": sys.executable,
         "is_venv": sys.prefix != sys.base_prefix,
+        "is_managed": is_managed(),
         "packages": packages(),
     }
+
+
+def is_managed() -> bool:
+    """Whether pip refuses to install here, as the system's own Python of Debian 12 or Fedora does (PEP 668)."""
+    is_venv = sys.prefix != sys.base_prefix
+    return not is_venv and Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").is_file()
 
 
 def packages() -> dict[str, str]:

@@ -129,10 +129,19 @@ def require(facts: Mapping[str, Any], spec: Spec, *, host: str, python: str) -> 
         told = ", ".join(f"{lack.name} {lack.seen}" for lack in missing)
         by_doctor = f"\n  or let draftyard do it: draftyard doctor {host} --fix"
         named = {lack.name for lack in missing if lack.package}
-        raise MissingDependency(
-            f"host {host} lacks what the job needs: {told}\n  repair: {repair_of(missing, python=python)}"
-            + (by_doctor if named & {*TRAINER_PACKAGES, *TARGET_PACKAGES} else "")
-        )
+        seen, known = f"host {host} lacks what the job needs: {told}", named & {*TRAINER_PACKAGES, *TARGET_PACKAGES}
+        if known and is_managed(facts):
+            raise MissingDependency(f"{seen}\n  repair: {fix_command(host)}  # pip may not change {python}")
+        raise MissingDependency(f"{seen}\n  repair: {repair_of(missing, python=python)}" + (by_doctor if known else ""))
+
+
+def is_managed(facts: Mapping[str, Any]) -> bool:
+    """Whether the host's Python is one that its system keeps for itself: pip installs nothing there, a venv is due."""
+    return _at(facts, "python", "is_managed") is True
+
+
+def fix_command(host: str) -> str:
+    return shlex.join(["draftyard", "doctor", host, "--fix"])
 
 
 def repair_of(missing: Sequence[Lack], *, python: str) -> str:

@@ -15,8 +15,10 @@ from orchestrator.actions.host_facts import (
     TARGET_PACKAGES,
     TRAINER_PACKAGES,
     MissingDependency,
+    fix_command,
     gpu_complaint,
     install_command,
+    is_managed,
     lacks,
     lacks_for_targets,
     newer_python,
@@ -84,10 +86,11 @@ def examine(places: Places, name: str, *, python: str | None = None) -> list[Fin
                 *_kept(places, host, site.facts),
             ]
             if host.is_local:
-                return [*reached, *findings_of(site.facts, python=site.place.python)]
+                facts = {**site.facts, "time_s": None}  # it is this machine's own
+                return [*reached, *findings_of(facts, python=site.place.python, host=name)]
             facts = {**site.facts, "time_s": None}  # its clock has been asked more closely
             line = line_findings(measure(site.shell))
-            return [*reached, *line, *findings_of(facts, python=site.place.python)]
+            return [*reached, *line, *findings_of(facts, python=site.place.python, host=name)]
     except MissingDependency as error:
         return [Finding("Python", False, str(error).splitlines()[0], _NO_PYTHON)]
     except HostError as error:
@@ -140,12 +143,12 @@ def examine_here(places: Places) -> list[Finding]:
     return found
 
 
-def findings_of(facts: Mapping[str, Any], *, python: str) -> list[Finding]:
+def findings_of(facts: Mapping[str, Any], *, python: str, host: str) -> list[Finding]:
     """What a probe's facts say of a host, faults with their repairs."""
-    return [*_python(facts, python), *_gpus(facts, python), *_room(facts), *_session(facts), *_clock(facts)]
+    return [*_python(facts, python, host), *_gpus(facts, python), *_room(facts), *_session(facts), *_clock(facts)]
 
 
-def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
+def _python(facts: Mapping[str, Any], python: str, host: str) -> list[Finding]:
     version = (facts.get("python") or {}).get("version")
     missing = lacks(facts, None, python=python)
     too_old = "".join(lack.repair for lack in missing if lack.name == "Python")
@@ -156,12 +159,16 @@ def _python(facts: Mapping[str, Any], python: str) -> list[Finding]:
     )
     if there:
         found.append(Finding("packages", True, there))
-    found += [Finding(lack.name, False, lack.seen, lack.repair) for lack in missing if lack.name != "Python"]
+    by_fix = (
+        f"{fix_command(host)}  # in a virtual environment: pip may not change {python}" if is_managed(facts) else ""
+    )
+    others = [lack for lack in missing if lack.name != "Python"]
+    found += [Finding(lack.name, False, lack.seen, (lack.package and by_fix) or lack.repair) for lack in others]
     for_targets = lacks_for_targets(facts, python=python)
     if for_targets:
         names = ", ".join(lack.name for lack in for_targets)
         told = f"recipes with a GGUF file or smollm2 as their target also want {names}: "
-        found.append(Finding("targets", True, told + repair_of(for_targets, python=python)))
+        found.append(Finding("targets", True, told + (by_fix or repair_of(for_targets, python=python))))
     return found
 
 

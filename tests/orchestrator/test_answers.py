@@ -198,7 +198,7 @@ def test_an_answer_that_is_too_deep_or_empty_is_one_line(said: bytes) -> None:
 def test_facts_of_any_shape_are_read_or_refused(facts: dict[str, Any], gpus: Any, wanted: list[str]) -> None:
     def use() -> None:
         seen = checked_facts({**facts, "gpus": gpus}, "liar")
-        findings_of(seen, python="python3")
+        findings_of(seen, python="python3", host="gpu")
         versions(seen)
         gate_facts(seen, wanted)
         card_of(seen)

@@ -226,10 +226,10 @@ def test_a_torch_for_a_newer_cuda_that_uv_took_is_told_with_both_versions_by_the
     assert "torch==2.13.0" in fixing.fix_site(site, hosts_file=Path("x")).lines[0]
 
     with_cuda = {"python": {"version": "3.11.7", "is_venv": True, "packages": VERSIONS}, "torch_cuda": "13.0"}
-    no_card = {item.name: item for item in hosts.findings_of({**with_cuda, "gpus": []}, python="python3")}
+    no_card = {item.name: item for item in hosts.findings_of({**with_cuda, "gpus": []}, python="python3", host="gpu")}
     gpu = {"index": 0, "uuid": "GPU-1", "name": "NVIDIA A100", "total_bytes": 2**36, "used_bytes": 0, "processes": []}
     old_driver = {**with_cuda, "gpus": [gpu], "driver": "550.54.15"}
-    found = {item.name: item for item in hosts.findings_of(old_driver, python="python3")}
+    found = {item.name: item for item in hosts.findings_of(old_driver, python="python3", host="gpu")}
 
     assert not found["CUDA"].is_good
     assert "13.0" in found["CUDA"].told

@@ -90,6 +90,20 @@ def test_everything_missing_is_named_with_one_command() -> None:
     assert "draftyard doctor gpu --fix" in told
 
 
+def test_where_pip_may_not_install_every_repair_leads_to_fix() -> None:
+    """A stock Debian 12 or Ubuntu 23.04: the system keeps its Python for itself."""
+    facts = _facts(python={"version": "3.11.2", "packages": {}, "is_managed": True})
+
+    with pytest.raises(MissingDependency) as error:
+        require(facts, _spec(), host="gpu", python="/usr/bin/python3")
+    found = [item for item in findings_of(facts, python="/usr/bin/python3", host="gpu") if not item.is_good]
+
+    assert "pip install" not in str(error.value)
+    assert "repair: draftyard doctor gpu --fix" in str(error.value)
+    assert {item.name for item in found} >= {"torch", "transformers"}
+    assert all(item.repair.startswith("draftyard doctor gpu --fix  # ") for item in found if item.name == "torch")
+
+
 def test_a_script_of_ones_own_needs_python_alone() -> None:
     script = ScriptSpec(recipe="own", branch="main", entry="script", folder=".", command=["true"])
 
@@ -189,7 +203,7 @@ def test_a_driver_too_old_for_the_cuda_of_torch_is_named_with_both_versions() ->
         require(facts, _spec(), host="gpu", python="python3")
     assert "pip install" not in str(error.value)
     assert "--fix" not in str(error.value)
-    found = {item.name: item for item in findings_of(facts, python="python3")}
+    found = {item.name: item for item in findings_of(facts, python="python3", host="gpu")}
     assert not found["CUDA"].is_good
     assert "550.54.15" in found["CUDA"].told
     assert "driver" in found["CUDA"].repair
@@ -288,7 +302,7 @@ def test_only_versions_that_matter_are_kept_with_a_run() -> None:
     ],
 )
 def test_each_fault_of_a_host_ends_in_its_repair(changes: dict[str, Any], name: str, repair: str) -> None:
-    found = {item.name: item for item in findings_of(_facts(_gpu(0), **changes), python="python3")}
+    found = {item.name: item for item in findings_of(_facts(_gpu(0), **changes), python="python3", host="gpu")}
 
     assert not found[name].is_good
     assert repair in found[name].repair
@@ -302,7 +316,7 @@ def test_doctor_shows_inodes_path_and_lang_as_a_command_there_sees_them() -> Non
     disk = {"path": "/data", "free_inodes": 6_000_000, "total_inodes": 6_553_600}
     facts = _facts(_gpu(0), disk=disk, path="/opt/bin:/usr/bin", lang=None)
 
-    told = {item.name: item.told for item in findings_of(facts, python="python3")}
+    told = {item.name: item.told for item in findings_of(facts, python="python3", host="gpu")}
 
     assert told["inodes"] == "6,000,000 of 6,553,600 free at /data"
     assert (told["PATH"], told["LANG"]) == ("/opt/bin:/usr/bin", "not set")
@@ -311,7 +325,7 @@ def test_doctor_shows_inodes_path_and_lang_as_a_command_there_sees_them() -> Non
 def test_a_file_system_that_counts_no_inodes_says_nothing_of_them() -> None:
     disk = {"path": "/data", "free_inodes": 0, "total_inodes": 0}
 
-    assert "inodes" not in {item.name for item in findings_of(_facts(disk=disk), python="python3")}
+    assert "inodes" not in {item.name for item in findings_of(_facts(disk=disk), python="python3", host="gpu")}
 
 
 def test_a_healthy_host_shows_a_line_of_everything_that_may_be_at_fault() -> None:
@@ -327,7 +341,7 @@ def test_a_healthy_host_shows_a_line_of_everything_that_may_be_at_fault() -> Non
         time_s=time.time(),
     )
 
-    found = {item.name: item.told for item in findings_of(facts, python="python3") if item.is_good}
+    found = {item.name: item.told for item in findings_of(facts, python="python3", host="gpu") if item.is_good}
 
     assert list(found) == [
         "Python", "packages", "driver", "device nodes", "CUDA of torch", "GPU 0", "disk", "inodes", "shared memory", "PATH",
@@ -339,7 +353,7 @@ def test_a_healthy_host_shows_a_line_of_everything_that_may_be_at_fault() -> Non
 
 
 def test_a_healthy_host_has_no_fault_and_holders_are_told() -> None:
-    found = findings_of(_facts(_gpu(0, holders=(HOLDER,))), python="python3")
+    found = findings_of(_facts(_gpu(0, holders=(HOLDER,))), python="python3", host="gpu")
 
     assert all(item.is_good for item in found)
     (card,) = (item.told for item in found if item.name == "GPU 0")
@@ -352,7 +366,7 @@ def test_a_holder_outside_this_container_is_told_as_one_and_a_secret_of_a_comman
     unnumbered = {**outside, "pid": None, "used_bytes": None}
     careless = {**HOLDER, "command": "python train.py --token hf_Canary1234567890"}
 
-    found = findings_of(_facts(_gpu(0, holders=(outside, unnumbered, careless))), python="python3")
+    found = findings_of(_facts(_gpu(0, holders=(outside, unnumbered, careless))), python="python3", host="gpu")
 
     (card,) = (item.told for item in found if item.name == "GPU 0")
     assert "pid 77 (1.00 GiB, outside this container), pid ? (? GiB, outside this container), pid 4242" in card
@@ -371,7 +385,7 @@ def test_a_driver_that_finds_no_card_has_not_failed(said: str | None, fault: str
     facts = {"gpus": [], "gpu_error": said}
 
     assert gpu_fault(facts) == fault
-    assert [item.told for item in findings_of(_facts() | facts, python="python3") if not item.is_good] == (
+    assert [item.told for item in findings_of(_facts() | facts, python="python3", host="gpu") if not item.is_good] == (
         [said.split("\n")[0]] if said else []
     ), "doctor says both: a card that fell off leaves these words"
 
