@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.actions.places import Places
-from orchestrator.follow.importing import import_folder
+from orchestrator.follow.importing import PASSED_OVER, import_folder
+from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow
 from orchestrator.store.writes import Store
 
@@ -14,3 +15,9 @@ def bring_in(places: Places, folder: Path) -> RunRow:
     """Reads the folder into the database; a second time adds what is new and doubles nothing."""
     with Store(places.db) as store:
         return import_folder(store, folder)
+
+
+def passed_over(places: Places, run_id: str) -> list[str]:
+    """A line for each thing in the run's folder that bears the name of events or a log and is no file."""
+    with Reader(places.db) as reader:
+        return [row.text for row in reader.events(run_id, kinds=["bad_line"]) if PASSED_OVER in row.fields]

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import is_dataclass, replace
@@ -29,11 +30,18 @@ from orchestrator.store.faults import told_plainly
 from orchestrator.store.rows import Document, Kind, NewRun, RunRow, State
 from orchestrator.store.run_id import check_run_id
 from orchestrator.store.writes import Store
-from remote.rundir import RunDir, read_json
+from remote.rundir import RunDir, read_json, writer_of
 from remote.spec import ENTRIES
 from remote.wire import LATEST_S
 
 HOST = "imported"
+_KINDS_OF_FILES = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+}
+PASSED_OVER = "passed_over"  # of an event: the name of what was not read
 CUT_SHORT = "its folder was not read to the end; import it again"
 
 
@@ -164,11 +172,25 @@ def _import_attempt(desk: Desk, source: RunDir, run_id: str, number: int, seen: 
     run = desk.reader.run(run_id)
     bring_in_whole(desk, LocalShell(), replace(run, attempt=number), seen, str(source.root))
     notice(desk, replace(run, attempt=number), seen)
+    _say_passed_over(desk, source, run_id, number)
     if run.attempt != number:
         return  # an older attempt of a folder imported before
     if run.state is State.LOST and (seen.exit is not None or run.evidence == CUT_SHORT):
         desk.store.mark(run.id, State.RUNNING, why="a newer copy of its folder was imported")
     conclude(desk, desk.reader.run(run.id), seen)
+
+
+def _say_passed_over(desk: Desk, source: RunDir, run_id: str, number: int) -> None:
+    """What bears the name of events or a log and is no file: read by nobody, as it may lead out or never end. Once each."""
+    said = {row.text for row in desk.reader.events(run_id, kinds=["bad_line"])}
+    for path in sorted(source.attempt(number).root.iterdir()):
+        is_due = writer_of(path.name) is not None or path.name in ("stdout.log", "stderr.log")
+        mode = path.lstat().st_mode
+        if is_due and not stat.S_ISREG(mode):
+            what = _KINDS_OF_FILES.get(stat.S_IFMT(mode), "a device")
+            text = f"attempt {number}: {path.name} is {what} and was passed over; what it may hold is missing"
+            if text not in said:
+                desk.store.add_event(run_id, "bad_line", text, {PASSED_OVER: path.name})
 
 
 def _seen(source: RunDir, number: int) -> Evidence:

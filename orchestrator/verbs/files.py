@@ -88,6 +88,8 @@ def _pulled(item: Pulled) -> str:
 def import_run(terminal: Terminal, folder: Path) -> None:
     """Read in a run folder brought from elsewhere; again, or a newer copy, adds only what is new."""
     run = bringing.bring_in(terminal.places, folder)
+    for line in bringing.passed_over(terminal.places, run.id):
+        terminal.say(inert(line))
     if terminal.wants_json:
         terminal.document(run=run)
     else:

@@ -94,12 +94,12 @@ def _unread(page: RunPage) -> list[str]:
     unknown = sum(attempt.num_unknown_events for attempt in page.attempts)
     told = [f"{lines:,} {'line' if lines == 1 else 'lines'} that could not be read"] if lines else []
     told += [f"{unknown:,} {'event' if unknown == 1 else 'events'} of a kind unknown here"] if unknown else []
-    if not told:
-        return []
-    run = page.run
-    where = f"{run.host}:{run.workdir}/runs/{run.id}/attempts/" if run.workdir else "its folder's attempts/"
     oddities = [item for item in page.events if item.kind in ("bad_line", "unknown")]
     newest = [f"the newest: {inert(oddities[-1].writer)}, {inert(oddities[-1].text)}"] if oddities else []
+    if not told:  # a record that was cut off, or what an import passed over
+        return [click.style(f"left out: {inert(item.text)}", fg="yellow") for item in oddities]
+    run = page.run
+    where = f"{run.host}:{run.workdir}/runs/{run.id}/attempts/" if run.workdir else "its folder's attempts/"
     return [click.style(f"left out: {', '.join(told)}; see events.*.jsonl in {where}", fg="yellow"), *newest]
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator import launch
+from orchestrator.actions.bringing import passed_over
+from orchestrator.actions.places import find_places
 from orchestrator.errors import DraftyardError
 from orchestrator.follow.follower import Follower, follow
 from orchestrator.follow.importing import CUT_SHORT, HOST, import_folder, settle
@@ -83,6 +85,26 @@ def test_a_folder_is_read_in_like_a_followed_run(made: Path, tmp_path: Path) -> 
     assert store.reader.failures(run.id)[0].facts["install"] == "pip install missing-package"
 
 
+def test_what_is_no_file_is_passed_over_and_said(made: Path, tmp_path: Path) -> None:
+    store, copy = Store(tmp_path / "runs.db"), copy_of(made, tmp_path)
+    attempt = RunDir(copy).attempt(1).root
+    (attempt / "events.rank0.jsonl").unlink()
+    (attempt / "events.rank0.jsonl").symlink_to(tmp_path / "usb")
+    (attempt / "stdout.log").unlink()
+    os.mkfifo(attempt / "stdout.log")
+
+    for _ in range(2):
+        import_folder(store, copy)
+
+    assert passed_over(find_places(tmp_path, {}, db=store.path), "20270101-far")[0].startswith(
+        "attempt 1: events.rank0"
+    )
+    assert [row.text for row in store.reader.events("20270101-far", kinds=["bad_line"])] == [
+        "attempt 1: events.rank0.jsonl is a link and was passed over; what it may hold is missing",
+        "attempt 1: stdout.log is a named pipe and was passed over; what it may hold is missing",
+    ]
+
+
 # One of everything that a job can say, on two ranks; a loss that is no number; a log without a last newline.
 EVERYTHING = """
 import sys
@@ -137,7 +159,7 @@ def rows_of(store: Store) -> dict[str, list[tuple[Any, ...]]]:
         columns = [row[1] for row in database.execute(f"PRAGMA table_info({name})")]
         kept = [each for each in columns if each not in {"id", "key", "run_key"} | NOT_OF_THE_RUN.get(name, set())]
         kept += ["id"] * (name == "runs")
-        where = "WHERE kind != 'state'" if name == "events" else ""
+        where = {"events": "WHERE kind != 'state'", "documents": "WHERE name != 'machines'"}.get(name, "")
         found[name] = sorted(database.execute(f"SELECT {', '.join(kept)} FROM {name} {where}"), key=repr)
     database.close()
     return found
