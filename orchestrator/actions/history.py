@@ -93,6 +93,7 @@ class RunPage:
     no_throughput: str = ""  # why its speed cannot be held against the run that was named for it
     nodes: Sequence[NodeRow] = ()  # its hosts, where it has several
     time_left_s: float | None = None  # to its last step, while it takes steps
+    silence: str = ""  # why its host is unreachable, of several the first one that is
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,7 @@ def show(places: Places, selector: str, *, against: str | None = None) -> RunPag
             no_throughput=no_speed,
             nodes=reader.nodes(run.id),
             time_left_s=throughput.time_left_s(reader, run),
+            silence=next((host.error for host in reader.hosts() if host.name in run.hosts and host.error), ""),
         )
 
 

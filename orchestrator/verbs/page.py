@@ -58,6 +58,7 @@ def _standing(page: RunPage, now_s: float) -> list[str]:
     if run.unreachable_since_s is not None and not run.state.is_final:
         since = f"since {clock(run.unreachable_since_s)}; the run itself may well go on"
         items.append(("unreachable", f"{since}; gone for good: draftyard mark {run.id} lost WHY"))
+        items += [("", inert(line)) for line in page.silence.splitlines()]
     items += [(f"node {node.number}", _node(node, run)) for node in page.nodes]
     items.append(("kind", run.kind + (f" of run {run.parent_run}" if run.parent_run else "")))
     items.append(("launched", f"{clock(run.created_s)} ({ago(run.created_s, now_s)})"))

@@ -334,6 +334,7 @@ def test_a_live_run_says_how_to_look_on_and_how_to_stop(places: Places) -> None:
     text = _text(places, "kliveaaa")
 
     assert "running, unreachable, step 100 of 400" in text
+    assert "no route" in text
     assert "about 2 min 30 s" in text
     assert "draftyard stop kliveaaa" in text
     assert "gone for good: draftyard mark kliveaaa lost WHY" in " ".join(text.split())
