@@ -119,9 +119,12 @@ class Watch(threading.Thread):
         """This rank ends for a loss: not before rank 0, on this host, has written the checkpoint it is writing.
 
         A launcher ends all of its host 30 s after the first of its ranks has ended, whatever the grace of the run. Not waited
-        for: a rank 0 that has died, that is itself the loss, or that is on another host, under a launcher of its own.
+        for: a rank 0 that has died, that is itself the loss, or that is on another host, under a launcher of its own, whose
+        store may never answer; nor is a launcher asked that is itself out of reach.
         """
-        if 0 not in self._near or self._rank == 0 or str(self._cause).startswith(self._roles.name(0)):
+        told, is_elsewhere = str(self._cause), self._rank * self._roles.num_nodes >= self._roles.num_ranks
+        is_its_loss = told.startswith(self._roles.name(0)) or "launcher" in told
+        if self._rank == 0 or 0 not in self._near or is_elsewhere or is_its_loss:
             return
         last_s = self._now_s() + self._save_s
         with suppress(RuntimeError):

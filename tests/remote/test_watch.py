@@ -158,7 +158,11 @@ class OutOfReach(dist.HashStore):  # type: ignore[name-defined,misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.cut, self.over = threading.Event(), threading.Event()
+        self.cut, self.over, self.num_asked = threading.Event(), threading.Event(), 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.num_asked += self.cut.is_set()
+        return super().check(keys)
 
     def set(self, key: str, value: str) -> None:
         if self.cut.is_set():
@@ -198,14 +202,21 @@ def test_a_checkpoint_that_is_never_written_ends_with_the_grace_of_the_job(
         assert ended.wait(60)
 
 
-def survivor(store, first: Identity, *, save_s: float) -> Driven:
+def survivor(
+    store,
+    first: Identity,
+    *,
+    save_s: float,
+    cause: str = "rank 2 (target 0) is gone without a word",
+    num_nodes: int = 1,
+) -> Driven:
     """Rank 1, which has seen rank 0, on its own host, and knows that rank 2 is lost."""
     numbers = watching._process_numbers()
     store.set("process/0", json.dumps([first.pid, first.start_ticks, first.boot_id, numbers]))
     store.set("beat/0", "1")
-    found = Driven(store, rank=1, roles=Roles(num_drafters=2, num_targets=1), save_s=save_s)
+    found = Driven(store, rank=1, roles=Roles(2, 0 if num_nodes > 1 else 1, num_nodes=num_nodes), save_s=save_s)
     found._look()
-    found.tell("rank 2 (target 0) is gone without a word")
+    found._learn(cause)
     return found
 
 
@@ -237,6 +248,25 @@ def test_a_checkpoint_of_rank_0_that_is_never_whole_holds_no_other_rank_beyond_t
         watch.let_first_save()
 
     assert 60 <= watch.at_s < 62
+
+
+@pytest.mark.parametrize(
+    ("cause", "num_nodes"),
+    [
+        ("rank 1 (drafter 1) failed: ValueError: no rows", 2),
+        ("the first host's launcher was not heard for 15 s: out of reach", 1),
+    ],
+    ids=["of another host", "whose launcher does not answer"],
+)
+def test_a_rank_asks_no_store_that_may_never_answer_for_the_save_of_rank_0(cause: str, num_nodes: int) -> None:
+    """Two hosts of one kernel look like one by their processes."""
+    store = OutOfReach()
+    watch = survivor(store, own_identity(), save_s=300.0, cause=cause, num_nodes=num_nodes)
+    store.cut.set()
+
+    watch.let_first_save()
+
+    assert store.num_asked == 0
 
 
 def test_a_rank_0_that_died_as_it_saved_holds_nobody(store) -> None:
