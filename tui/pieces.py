@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 
 from orchestrator.actions.log_text import inert
 from tui.canvas import bar
@@ -108,8 +108,9 @@ def wrapped(text: str, width: int, meaning: str = "text", *, indent: str = "") -
             if current:
                 lines.append([(current, meaning)])
                 current = ""
-            lines.append([(word[: max(1, width)], meaning)])
-            word = indent + word[max(1, width) :]
+            part = chop_cells(word, max(1, width))[0] or word[0]  # a wide sign is whole or on the next line
+            lines.append([(part, meaning)])
+            word = indent + word[len(part) :]
         candidate = f"{current} {word}" if current else word
         if cell_len(candidate) > width and current:
             lines.append([(current, meaning)])

@@ -259,6 +259,15 @@ def test_the_spec_marks_what_somebody_chose(filled_yard: Path) -> None:
     assert "uncommitted edits" in text
 
 
+@pytest.mark.parametrize("width", [1, 7, 8, 40])
+def test_a_word_of_wide_signs_is_broken_by_cells_and_loses_none(width: int) -> None:
+    word = "zz_名前s.yaml:4:10" * 3
+    lines = wrapped(word, width)
+
+    assert "".join(text_of([line]) for line in lines) == word
+    assert all(width_of(line) <= max(2, width) for line in lines)
+
+
 def test_words_and_columns_keep_to_their_width() -> None:
     assert all(width_of(line) <= 10 for line in wrapped("a word andaverylongone here", 10))
     assert width_of(fitted([("日本語日本語", "text")], 7)) == 7

@@ -23,6 +23,7 @@ base:
   entry: dflash
   preset: smollm2-135m
   data: {{prompts: p.jsonl, answers: a.jsonl, held_out: h.jsonl, row_tokens: 512, max_anchors: 32}}
+  train: {{num_steps: 9}}
 branches:
   {1}: {{why: one}}
 """
