@@ -95,7 +95,7 @@ def judge(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
     if seen.supervisor_alive or seen.job_alive:
         return _alive(seen, known, rules)
     if seen.supervisor is None and not seen.is_claimed:
-        return _not_started(known, rules)
+        return _not_started(seen, known, rules)
     return _gone(known)
 
 
@@ -253,11 +253,11 @@ def stall_limit_s(step_seconds: Sequence[float], rules: Rules) -> float | None:
     return max(SHORTEST_STALL_S, rules.stall_factor * statistics.median(step_seconds))
 
 
-def _not_started(known: Known, rules: Rules) -> Verdict | None:
+def _not_started(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
     if (told := _told_to_end(known)) and known.attempt.last_event_s is None and known.waited_s > STARTING_S:
         return Verdict(State.STOPPED, told[0], "stopped before it was started" if known.stop_was_asked else told[1])
     if known.attempt.last_event_s is not None:
-        return _folder_gone(known)
+        return _folder_gone(seen, known)
     if known.launch_gone_s > STARTING_S:
         return Verdict(State.FAILED, None, "never started: its launch was killed before it came to that")
     if known.waited_s <= rules.start_timeout_s:
@@ -266,10 +266,13 @@ def _not_started(known: Known, rules: Rules) -> Verdict | None:
     return Verdict(State.FAILED, Reason.START_TIMEOUT, text)
 
 
-def _folder_gone(known: Known) -> Verdict | None:
-    """No process of it is there either."""
+def _folder_gone(seen: Evidence, known: Known) -> Verdict | None:
+    """Or only what tells its processes is gone from it; where it is gone as a whole, no process of it is there either."""
     if told := _told_to_end(known):
-        text = f"{told[1]}; its folder is gone from the host, and no process of it lives"
+        what = "its folder is gone from the host, and no process of it lives"
+        if seen.attempt is not None:
+            what = "supervisor.json and claim are gone from its folder, so nobody can tell what became of its processes"
+        text = f"{told[1]}; {what}"
         return Verdict(State.STOPPED, told[0], text, known.attempt.last_event_s)
     if known.gone_s <= GONE_S:
         return None

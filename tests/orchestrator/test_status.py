@@ -164,6 +164,14 @@ CASES = [
         None,
         "is gone from",
     ),
+    Case(
+        "only its claim is gone after we asked",
+        seen(),
+        State.STOPPED,
+        "user",
+        "and claim are gone from",
+        was_asked=True,
+    ),
     Case("the folder is gone after we asked", seen(attempt=None), State.STOPPED, "user", was_asked=True),
 ]
 
