@@ -45,8 +45,8 @@ async def test_two_runs_of_a_branch_differ_at_eighty_columns(open_app: Callable[
     first, second = (line for line in lines if " qwen27b/v6" in line or "▌R? qwen27b/v6" in line)
     assert "b4tw9rne unreachable" in first
     assert "m8yb2hqc succeeded" in second
-    assert "2.19" in first
-    assert "1.725" in second
+    assert "2.237" in first
+    assert "1.901" in second
 
 
 def test_a_run_that_has_ended_ends_no_more(filled_yard: Path) -> None:
