@@ -35,7 +35,7 @@ from tui.home import SCREENS
 from tui.hosts import HostsScreen
 from tui.launch import LaunchScreen
 from tui.ordering import TROUBLE, refusal, start_follower
-from tui.reading import ReadingThread, beside
+from tui.reading import ReadingThread, beside, in_screen
 from tui.run import TABS, RunScreen
 from tui.runs import RunsScreen
 from tui.smoke import SmokeScreen
@@ -369,6 +369,14 @@ class Draftyard(App[None]):
             await beside(job)
         except TROUBLE as error:
             self.notify(refusal(error), severity="error", timeout=12)
+
+    def call_from_thread(self, callback: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        def do() -> Any:
+            with self._context():
+                return callback(*args, **settings)
+
+        assert self._loop is not None, "threads beside it come after its start"
+        return in_screen(self._loop, do)
 
     def is_at_work(self, group: str) -> bool:
         return any(worker.group == group and not worker.is_finished for worker in self.workers)

@@ -30,6 +30,16 @@ async def beside(job: Callable[[], Result]) -> Result:
     return await asyncio.wrap_future(future)
 
 
+def in_screen(loop: asyncio.AbstractEventLoop, deed: Callable[[], Result]) -> Result:
+    """From a thread beside the screen: does the deed in the screen's own. RuntimeError where the screen has ended.
+
+    Textual's own way makes a coroutine first, which nobody awaits where the loop was closed just then.
+    """
+    future: Future[Result] = Future()
+    loop.call_soon_threadsafe(_settle, future, deed)
+    return future.result()
+
+
 def _settle(future: Future[Result], job: Callable[[], Result]) -> None:
     if not future.set_running_or_notify_cancel():
         return

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +194,19 @@ async def test_what_comes_back_after_its_screen_has_gone_still_finds_the_app(yar
         await app.workers.wait_for_complete()
 
     assert found == [app]
+
+
+def test_a_word_for_a_screen_that_has_ended_leaves_nothing_that_nobody_awaits(
+    yard_copy: Path, open_app: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, loop = open_app(yard_copy), asyncio.new_event_loop()
+    loop.close()
+    monkeypatch.setattr(app, "_loop", loop)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match="closed"):
+            app.call_from_thread(print)
+        gc.collect()
+
+    assert [str(each.message) for each in warned] == []
