@@ -1,15 +1,18 @@
 """The grid of curves by its keys: one window for all, zoom, pan, log, smoothing, baseline, the way back."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.tui.golden import opened, press
-from tests.tui.world import NOW_S, Writer, Yard
+from orchestrator.store.rows import State
+from tests.tui.golden import SCREENS, matches, opened, press
+from tests.tui.world import GIB, NOW_S, Writer, Yard, steps
 from tests.tui.yard import LIVE
 from tui.app import Draftyard
 from tui.curves import CurvesPane
+from tui.once import rested
 from tui.plain import screen_text
 from tui.run import RunScreen
 
@@ -104,3 +107,34 @@ async def test_a_metric_is_found_by_its_name_though_another_has_come_before_it(y
     assert "acceptance" in before
     assert chosen == "wait_s"
     assert "▸ wait_s" in text
+
+
+LOST_ITS_LOSS = range(2000, 2400)  # steps
+
+
+async def test_a_loss_that_was_no_number_is_a_marked_gap_on_the_screens(tmp_path: Path, open_app: Open) -> None:
+    """Of a run in a yard of its own, whose allocator had to try again as well."""
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        run = yard.run("v2nf7gap", "qwen3-8b/ce", ago_s=9000.0, num_steps=4000)
+        told = steps(0, 4000, 20, begin_s=NOW_S - 8900, step_s=2.0, seed=11)
+        for _, _, fields in told:
+            fields["values"]["allocation_retries"] = 3.0
+            if fields["step"] in LOST_ITS_LOSS:
+                fields["values"]["loss"] = math.nan
+        peak = {"stage": "backward", "gpu": 5, "allocated_bytes": 80 * GIB, "reserved_bytes": 82 * GIB}
+        Writer(yard.store, run).tell([*told, ("memory", NOW_S - 8800, peak)])
+        yard.state(run, State.FAILED, reason="nonfinite", evidence="exit file: code 1")
+    app = open_app(yard.path, run=run)
+    async with opened(app, "2", "z", size=(80, 24)) as pilot:
+        await rested(app, pilot)
+        curve = screen_text(app)
+        await press(app, pilot, "3")
+        await rested(app, pilot)
+        memory = screen_text(app)
+
+    assert "× 20 not finite" in curve
+    assert "×" in curve.splitlines()[-3]
+    assert "allocator retries 3" in memory
+    assert matches(SCREENS / "not-finite-curve-80x24.txt", curve)
+    assert matches(SCREENS / "not-finite-memory-80x24.txt", memory)
