@@ -29,13 +29,13 @@ def test_a_peak_is_that_of_its_stage_and_not_of_the_one_before() -> None:
     meter = Meter(CPU)
 
     with meter.part("load"):
-        large = torch.ones(64 * MIB)
+        large = torch.ones(96 * MIB)
         del large
     with meter.part("forward"):
-        small = torch.ones(8 * MIB)
+        small = torch.ones(32 * MIB)
 
-    assert small.numel() == 8 * MIB
-    assert peak(meter, "load") - peak(meter, "forward") == pytest.approx(224 * MIB, rel=0.1)
+    assert small.numel() == 32 * MIB
+    assert peak(meter, "load") - peak(meter, "forward") == pytest.approx(256 * MIB, rel=0.1)
 
 
 def test_a_larger_peak_replaces_the_smaller_one_and_a_smaller_one_is_not_said(tmp_path: Path) -> None:
@@ -48,13 +48,13 @@ def test_a_larger_peak_replaces_the_smaller_one_and_a_smaller_one_is_not_said(tm
             del held
         meter.say_peaks(reporter)
 
-    for num_mib in (16, 64, 16):
+    for num_mib in (32, 96, 32):  # times four: more than the allocator keeps of what earlier tests gave back
         step(num_mib)
 
     lines = AttemptDir(tmp_path).events("rank0").read_bytes().splitlines()
     said = [decode(line).fields["allocated_bytes"] for line in lines]
     first, second = said  # the third step held less and is not said
-    assert second - first == pytest.approx(192 * MIB, rel=0.1)
+    assert second - first == pytest.approx(256 * MIB, rel=0.1)
     assert meter.peak_values()["forward_allocated_bytes"] == second
 
 
