@@ -90,6 +90,13 @@ def test_the_question_before_a_stop_names_the_own_cards(detail: RunDetail) -> No
     assert "on gpubox, GPU 5 " in told
 
 
+def test_the_question_before_a_run_goes_to_the_bin_names_run_host_and_cards(detail: RunDetail) -> None:
+    told = asking(deed_named("rm"), detail.run, gpus_of(detail), None)
+
+    assert told[:2] == [f"rm mine/fast  {FIRST}", "on gpubox, GPU 5"]
+    assert "restore" in told[2]
+
+
 TWO_HOSTS = "t4wo5hst"
 ON_FIRST, ON_SECOND = (
     {0: 1.0, 1: 30.0, 2: 1.0, 3: 7.0},

@@ -126,5 +126,6 @@ async def test_the_palette_does_what_its_words_say(yard_copy: Path, tmp_path: Pa
         await shown(app, pilot, "in the bin")
 
     assert f"rm smollm2/demo  {DONE}" in question
+    assert "on local, step 400" in question
     with Reader(yard_copy) as reader:
         assert reader.run(DONE).removed_s is not None

@@ -243,6 +243,24 @@ def test_a_gpu_says_who_holds_its_memory(gpu: Mapping[str, Any], owner: str) -> 
     assert owner in text
 
 
+@pytest.mark.parametrize(
+    ("free_gib", "clock_s", "told"),
+    [
+        (49, 0.4, {("  disk 49.0 GiB free", "warn"), ("  clock +0.4 s", "muted")}),
+        (51, -6.0, {("  disk 51.0 GiB free", "muted"), ("  clock -6.0 s", "warn")}),
+        (51, 5.5, {("  disk 51.0 GiB free", "muted"), ("  clock +5.5 s", "warn")}),
+    ],
+)
+def test_a_host_with_little_disk_or_another_time_is_warned_of(
+    free_gib: int, clock_s: float, told: set[tuple[str, str]]
+) -> None:
+    host = HostRow("pve-a", "", {"disk": {"free_bytes": free_gib * GIB}}, NOW_S, None, None, clock_s)
+
+    lines = hosts_lines(Snapshot(Ask(), NOW_S, hosts=(host,)), 100, ascii_only=False)
+
+    assert told <= {piece for line in lines for piece in line}
+
+
 def test_facts_read_by_the_units_their_names_tell() -> None:
     assert fact_text("asked_bytes", 12_205_424_640) == "11.37 GiB"
     assert fact_text("took_s", 2.5) == "2.5 s"

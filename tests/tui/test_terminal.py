@@ -55,6 +55,42 @@ def test_the_live_curve_moves_and_q_leaves_the_run_running(yard_copy: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "env", "kinds"),
+    [
+        (["--theme", "draftyard-light"], {"COLORTERM": "truecolor"}, {"2"}),
+        (["--theme", "draftyard-16"], {"COLORTERM": "truecolor"}, set()),
+        ([], {"TERM": "screen-256color", "COLORTERM": ""}, {"5"}),  # as in tmux
+        ([], {"TERM": "xterm", "COLORTERM": ""}, set()),
+        (["--theme", "draftyard-light"], {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLORTERM": "truecolor"}, None),
+    ],
+    ids=["light", "own-16", "256", "16", "none"],
+)
+def test_colours_are_those_that_the_terminal_knows_and_the_theme_has(
+    arguments: list[str],
+    env: dict[str, str],
+    kinds: set[str] | None,
+    filled_yard: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the sequences written: `2` for any colour, `5` for one of 256; without either the terminal's own; None: no colour."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    with watching(filled_yard, "--readonly", *arguments, env=env) as terminal:
+        assert terminal.read_until("qwen27b/ddtree")
+        terminal.press("q")
+        assert terminal.end() == 0
+    styles = re.findall(r"\x1b\[([\d;]+)m", terminal.written)
+    mixed = {kind for style in styles for kind in re.findall(r"[34]8;([25])(?=;)", style)}
+    rest = [re.sub(r"[34]8;(5;\d+|2;\d+;\d+;\d+)", "", style) for style in styles]
+    own = {style for style in rest if re.search(r"(^|;)(3[0-7]|4[0-7]|9[0-7]|10[0-7])(;|$)", style)}
+
+    assert mixed == (kinds or set())
+    assert bool(own) == (kinds == set())
+    assert ("48;2;250;250;250" in terminal.written) == ("draftyard-light" in arguments and kinds is not None)
+
+
+@pytest.mark.slow
 def test_a_storm_of_resizes_ends_at_the_last_size(yard_copy: Path) -> None:
     command = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(yard_copy), "--readonly"]
     with at_terminal(command) as terminal:
