@@ -67,6 +67,14 @@ def spoken(name: str) -> str:
     return words.replace("gpu", "GPU")
 
 
+def value_words(name: str) -> str:
+    """Of an evaluation's value: `tree_tau_16` is said "tree of 16", `coverage_2` "truth among best 2"."""
+    stem, _, number = name.rpartition("_")
+    known = {"tree_tau": f"tree of {number}", "coverage": f"truth among best {number}"}
+    whole = {"chain_tau": "chain", "tree_over_chain": "tree over chain"}
+    return whole.get(name) or (known.get(stem) if number.isdigit() else None) or spoken(name)
+
+
 def is_measurable(number: float) -> bool:
     """Finite, and small enough to be drawn and averaged; a larger one is told as it stands, as infinity is."""
     return abs(number) <= LARGEST_MEASURE

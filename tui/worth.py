@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.store.acceptance import Decoded, Way
 from orchestrator.store.rows import EvaluationRow
-from orchestrator.units import counted, spoken
+from orchestrator.units import counted, spoken, value_words
 from tui.facts import fact_lines, fact_text
 from tui.pieces import BLANK, Line, Piece, heading, wrapped
 from tui.wording import count, fit
@@ -90,19 +90,11 @@ def _other_lines(row: EvaluationRow, at: str, width: int) -> list[Line]:
     title = "Estimated from the answers, not decoded" if method == "offline" else f"Evaluation{at}"
     bounds = {f"{name}{end}" for name in row.values for end in ("_low", "_high")}
     told = {
-        _spoken(name): _interval(row, name) if f"{name}_low" in row.values else fact_text(name, value)
+        value_words(name): _interval(row, name) if f"{name}_low" in row.values else fact_text(name, value)
         for name, value in row.values.items()
         if name not in bounds
     }
     return [BLANK, heading(title, width), *fact_lines(told, width)]
-
-
-def _spoken(name: str) -> str:
-    """`tree_tau_16` is said "tree of 16", `coverage_2` "truth among best 2"."""
-    stem, _, number = name.rpartition("_")
-    known = {"tree_tau": f"tree of {number}", "coverage": f"truth among best {number}"}
-    whole = {"chain_tau": "chain", "tree_over_chain": "tree over chain"}
-    return whole.get(name) or (known.get(stem) if number.isdigit() else None) or name
 
 
 def _protocol_lines(protocol: Mapping[str, Any], width: int) -> list[Line]:

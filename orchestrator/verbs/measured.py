@@ -12,12 +12,18 @@ from orchestrator.actions.rank_places import RankPlace, rank_places
 from orchestrator.actions.rungs import peak_bytes, seconds_of
 from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
 from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow, RunRow
-from orchestrator.units import duration, spoken
-from orchestrator.verbs.table import Cell, Column, heading, pairs, table
+from orchestrator.units import duration, spoken, value_words
+from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, metric, number
 
 if TYPE_CHECKING:
     from orchestrator.store.acceptance import Decoded
+
+
+_DECODED = ("accepted [95 %]", "speed [95 %]", "as plain", "ties", "wrong")
+_TEXTS = (
+    "as plain, ties, wrong: texts equal to plain decoding's, unequal at a near tie of two tokens, unequal otherwise"
+)
 
 
 def ladder(page: RunPage, width: int) -> list[str]:
@@ -65,17 +71,14 @@ def evaluations(page: RunPage, width: int) -> list[str]:
     known = [row for row in rows if _real(row.values, "acceptance_length") is not None]
     lines = [heading("Acceptance, tokens a round" + (f" at step {newest.step}" if newest.step is not None else ""))]
     if known:
-        columns = [
-            Column("decoded by"), Column("accepted", is_number=True), Column("95 %", is_number=True),
-            Column("speed", is_number=True), Column("95 %", is_number=True), Column("as plain", is_number=True), Column("ties", is_number=True),
-            Column("wrong", is_number=True),
-        ]  # fmt: skip
+        columns = [Column("decoded by"), *(Column(name, is_number=True) for name in _DECODED)]
         lines += table(columns, [_way(row) for row in known], width=width)
+        lines += wrapped(_TEXTS, width)
         if newest.protocol.get("device") == "cpu":
             lines.append("speed on a processor says little: look at the tokens a round")
     lines += [text for row in known for text in _gains(row)]
     lines += [line for row in rows if row not in known for line in _other(row)]
-    return [*lines, *_protocol(newest)]
+    return [*lines, *(line for text in _protocol(newest) for line in wrapped(text, width))]
 
 
 def worth(decoded: Sequence[Mapping[str, Decoded]], run_ids: Sequence[str], *, width: int | None) -> list[str]:
@@ -224,10 +227,10 @@ def _way(row: EvaluationRow) -> list[str | Cell]:
     wrong = _real(values, "mismatches")
     return [
         name,
-        f"{_real(values, 'acceptance_length') or 0:.2f}",
-        _interval(values, "acceptance_length"),
-        f"x{values['speed_up']:.2f}" if isinstance(values.get("speed_up"), float) else "-",
-        _interval(values, "speed_up"),
+        f"{_real(values, 'acceptance_length') or 0:.2f} {_interval(values, 'acceptance_length')}",
+        f"x{values['speed_up']:.2f} {_interval(values, 'speed_up')}"
+        if isinstance(values.get("speed_up"), float)
+        else "-",
         number(_real(values, "texts_equal")),
         number(_real(values, "near_ties")),
         Cell(number(wrong), colour="red" if wrong else None),
@@ -247,14 +250,17 @@ def _gains(row: EvaluationRow) -> list[str]:
 
 def _other(row: EvaluationRow) -> list[str]:
     """Values that are no way of decoding with a drafter: the plain decode, estimates; an interval beside its mean."""
-    values = row.values
+    values, method = row.values, row.protocol.get("method", "also")
+    if method == "plain" and (speed := _real(values, "tokens_per_s")) is not None:
+        return [f"without a drafter: {speed:.2f} tokens/s {_interval(values, 'tokens_per_s')}".removesuffix(" -")]
     bounds = {f"{name}{end}" for name in values for end in ("_low", "_high")}
     told = [
-        (spoken(name), f"{fact(name, value)} {_interval(values, name)}".removesuffix(" -"))
+        (value_words(name), f"{fact(name, value)} {_interval(values, name)}".removesuffix(" -"))
         for name, value in values.items()
         if name not in bounds
     ]
-    return [f"{row.protocol.get('method', 'also')}:", *pairs(told, indent=2)] if told else []
+    title = "estimated from the answers, not decoded" if method == "offline" else method
+    return [f"{title}:", *pairs(told, indent=2)] if told else []
 
 
 def _real(values: Mapping[str, Any], name: str) -> float | None:
@@ -274,6 +280,6 @@ def _protocol(row: EvaluationRow) -> list[str]:
     if not told:
         return []
     names = ("temperature", "max_tokens", "num_degenerate", "dtype", "device")
-    others = [f"{name.replace('_', ' ')} {fact(name, told[name])}" for name in names if name in told]
+    others = [f"{spoken(name)} {fact(name, told[name])}" for name in names if name in told]
     prompts = f"{told.get('num_prompts', '?')} prompts of {told.get('prompts', '?')}"
     return [f"measured on {', '.join([prompts, *others])}"]

@@ -159,6 +159,11 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate"))
     if made.context_bytes:
         items.append(("  + context", f"{context} of the driver, an estimate"))
+    if made.capacity_bytes is not None and made.target_pass_bytes > made.capacity_bytes:
+        least = gib(made.target_pass_bytes)
+        items.append(
+            ("target pass", f"{least} and more, once before training: does not fit, whatever is changed below")
+        )
     if found.measured_in:
         items.append(("measured", _measured(found)))
     if made.capacity_bytes is not None:

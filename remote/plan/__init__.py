@@ -62,6 +62,9 @@ class Plan:
     slack_bytes: int  # at the peak: what the allocator holds beyond the tensors
     context_bytes: int
     host_queue_bytes: int  # hidden states read ahead, in the host's memory
+    target_pass_bytes: (
+        int  # least that the pass before training takes, which computes hidden states once; 0 without one
+    )
     capacity_bytes: int | None
     work: Work
     not_modelled: tuple[str, ...]
@@ -146,6 +149,7 @@ def plan(
         slack_bytes=round(SLACK_SHARE[has_expandable_segments(spec)] * peak_bytes) if at.is_cuda else 0,
         context_bytes=CONTEXT_BYTES[device],
         host_queue_bytes=_host_queue_bytes(spec, at),
+        target_pass_bytes=_target_pass_bytes(spec, at),
         capacity_bytes=capacity_bytes,
         work=work(spec, at),
         not_modelled=_not_modelled(spec, at),
@@ -173,6 +177,11 @@ def _host_queue_bytes(spec: DFlashSpec, at: Sizes) -> int:
     return batch * (2 * spec.data.num_workers + 1)
 
 
+def _target_pass_bytes(spec: DFlashSpec, at: Sizes) -> int:
+    """The weights of the whole target, where a job of one role computes hidden states before it trains."""
+    return 0 if spec.roles.target > 0 or holds_target(spec) else target_bytes(spec, at)
+
+
 def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
     found = ["first calls: compilation and kernel selection (the first step may take more)"]
     if at.is_cuda:
@@ -193,7 +202,7 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
     elif holds_target(spec):
         found.append("activations of the target while it computes hidden states")
     else:
-        size = target_bytes(spec, at) / 2**30
+        size = _target_pass_bytes(spec, at) / 2**30
         found.append(
             f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB and more"
         )

@@ -104,7 +104,7 @@ def test_the_page_of_a_trained_run_tells_what_it_is_worth(places: Places) -> Non
     assert "succeeded, step 400 of 400" in text
     assert "exit status 0 and the job's final event" in text
     assert "trained chain over the untrained drafter: +0.71 tokens a round [0.52, 0.91]" in text
-    assert "1.71  [1.52, 1.91]" in text
+    assert "1.71 [1.52, 1.91]" in text
     assert "newest on local: /data/draftyard/runs/kxxxaaaa/checkpoints/step-00000400" in text
     assert "loss: 1 of 400 values are nan" in text
     assert "draftyard evaluate kxxxaaaa" in text

@@ -207,6 +207,16 @@ def test_where_nothing_fits_the_page_says_so(places: Places) -> None:
     assert any("not one anchor fits" in line for line in page)
 
 
+@pytest.mark.parametrize(("gib", "is_said"), [(48, True), (60, False)])
+def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
+    places: Places, gib: int, is_said: bool
+) -> None:
+    lines = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=gib * GIB)
+
+    told = [line for line in lines if line.startswith("target pass")]
+    assert [line.split()[2] for line in told] == (["50.10"] if is_said else [])
+
+
 def test_the_answer_comes_first_and_each_kind_of_peak_is_named(places: Places) -> None:
     page = _page(places, "qwen3.6-27b", capacity_bytes=95 * GIB)
     left = plan_memory(places, "qwen3.6-27b", capacity_bytes=95 * GIB).plan.headroom_bytes
