@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from textual.events import Paste
 
+from orchestrator.actions.places import find_places
 from orchestrator.store.rows import Document, FailureRow, State
 from tests.tui.golden import opened, press, shown
 from tests.tui.world import GIB, NOW_S, Writer, Yard
+from tui import launch
 from tui.app import Draftyard
+from tui.ordering import Standing
 from tui.plain import screen_text
 
 pytestmark = pytest.mark.slow  # a whole app a test
@@ -108,3 +111,45 @@ async def test_what_is_pasted_into_a_field_is_inert(hostile: Path, open_app: Ope
 
     assert "recipe:a" in text
     assert not set(text) & COMMANDS
+
+
+async def test_the_question_of_a_stop_names_what_it_names_as_text(tmp_path: Path, open_app: Open) -> None:
+    told = EVIL.replace("\x00", "")
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        documents = {Document.LAUNCH: json.dumps({"gpus": [told]})}
+        yard.state(yard.run("evil3456", f"{told}/{told}", host=told, documents=documents), State.RUNNING, evidence=told)
+    app = open_app(yard.path, places=find_places(tmp_path, {"HOME": str(tmp_path)}, db=yard.path))
+    async with opened(app, "x", size=(140, 40)) as pilot:
+        asked = await shown(app, pilot, "stop a", "after its grace")
+
+        assert not set(asked) & COMMANDS
+        assert not set(app.export_screenshot()) & (COMMANDS - {"\r"})
+
+
+async def test_launch_says_files_faults_and_answers_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_app: Open
+) -> None:
+    """A recipe that holds such a branch, a file of such a name, and a gate that answers so."""
+    told = EVIL.replace("\x00", "")
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "a.yaml").write_text(json.dumps({"name": "a", "base": {}, "branches": {told: {}}}))
+    (recipes / f"{told}.yaml").write_text(f"{json.dumps(told)}: [\n")
+    answer = Standing(False, rungs=((told, told, f"because {told}"),), gpus=(told,), fingerprint=told, caution=told)
+    monkeypatch.setattr(launch, "standing", lambda *_: answer)
+    yard = Yard(tmp_path / "runs.db")
+    yard.store.close()
+    app = open_app(yard.path, places=find_places(tmp_path, {"HOME": str(tmp_path)}, db=yard.path))
+    said: list[str] = []
+    async with opened(app, "4", "g", size=(140, 40)) as pilot:
+        said.append(await shown(app, pilot, "a\ufffd]0;owned\ufffd\ufffd[2J", "cannot be read"))
+        await press(app, pilot, "j")
+        said.append(screen_text(app))
+        await press(app, pilot, "j")
+        await press(app, pilot, "enter")
+        said.append(await shown(app, pilot, "because a"))
+        picture = app.export_screenshot()
+
+    assert not set("".join(said)) & COMMANDS
+    assert not set(picture) & (COMMANDS - {"\r"})
