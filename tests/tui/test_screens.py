@@ -9,10 +9,11 @@ from textual.widget import Widget
 from orchestrator.actions.places import Places
 from tests.tui.golden import IMAGES, SCREENS, matches, opened, picture, press, shown
 from tests.tui.test_themes import contrast
+from tests.tui.yard import LIVE
 from tui.app import Draftyard
 from tui.frame import LEAST_HEIGHT, LEAST_WIDTH
 from tui.once import rested
-from tui.plain import screen_text
+from tui.plain import screen_strips, screen_text
 from tui.theme import INKS, THEMES
 
 pytestmark = pytest.mark.slow  # a whole app a test
@@ -161,3 +162,16 @@ def test_no_ink_has_the_colour_of_the_ground_below_it(name: str) -> None:
     }
 
     assert not grounds & words
+
+
+async def test_a_very_large_terminal_is_filled_from_edge_to_edge(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app(run=LIVE)
+    async with opened(app, size=(400, 120)) as pilot:
+        for keys, words in (("", "bottleneck"), ("2", "grad_norm"), ("escape space space c", "Told differently")):
+            await press(app, pilot, *keys.split())
+            await shown(app, pilot, words)
+            strips = screen_strips(app)
+
+            assert [strip.cell_length for strip in strips] == [400] * 120, keys
+            assert strips[-1].text.rstrip().endswith("quit"), keys
+            assert sum(bool(strip.text[300:].strip()) for strip in strips) > 10, keys
