@@ -37,6 +37,18 @@ def row_of(path: Path, run_id: str) -> dict[str, str]:
     return cells_of(run, snapshot.numbers[run_id])
 
 
+@pytest.mark.parametrize(("width", "missing"), [(113, set()), (112, {"tok/s"})])
+async def test_every_column_stands_from_113_cells_on(
+    width: int, missing: set[str], open_app: Callable[..., Draftyard]
+) -> None:
+    """As docs/screens.md says; the speed is the first to leave."""
+    app = open_app()
+    async with opened(app, size=(width, 24)):
+        header = next(line for line in screen_text(app).splitlines() if "ends in" in line)
+
+    assert {column.title for column in COLUMNS if column.title not in header} == missing
+
+
 async def test_two_runs_of_a_branch_differ_at_eighty_columns(open_app: Callable[..., Draftyard]) -> None:
     app = open_app()
     async with opened(app):
