@@ -107,9 +107,12 @@ def spark(values: tuple[float | None, ...], *, ascii: bool = False) -> str:
 
 
 def bar(fraction: float | None, width: int, *, ascii: bool = False) -> tuple[str, str]:
-    """(filled, empty) parts of a horizontal bar, `width` cells together; anything above nothing shows a sliver."""
+    """(filled, empty) parts of a horizontal bar, `width` cells together; anything above nothing shows a sliver.
+
+    Two characters and not two colours of one: it is read in a pipe and with NO_COLOR as well.
+    """
     share = 0.0 if fraction is None or not math.isfinite(fraction) else min(1.0, max(0.0, fraction))
-    filled, line = ("#", ".") if ascii else ("━", "━")
+    filled, line = ("#", ".") if ascii else ("━", "─")
     halves = round(share * width * 2) or (1 if share > 0 else 0)
     whole, half = divmod(halves, 2)
     if half and ascii:

@@ -23,7 +23,7 @@ from tui.theme import MARKS, SERIES
 from tui.wording import count, fit, gib, short_count, value
 
 MARK_EVERY = 2 * len(SERIES)  # cells; a place for each, and one between two
-SPAN_NOTE = "  mean in its span"
+SPAN_NOTE = "  line: means"  # of the steps of a column, in front of their band; the number is the newest
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def test_a_bar_is_exactly_as_wide_as_asked(fraction: float | None, width: int, a
     filled, empty = bar(fraction, width, ascii=ascii_only)
 
     assert len(filled) + len(empty) == width
+    assert not set(filled) & set(empty), "read without colour as well"
 
 
 def test_a_bar_shows_a_sliver_of_anything_above_nothing() -> None:

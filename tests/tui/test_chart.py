@@ -186,4 +186,4 @@ def test_a_title_loses_its_explanation_before_its_numbers(width: int) -> None:
     head = text_of(chart_lines("tokens_per_s", "tokens/s", [Series("", "live", samples)], (width, 8), Look())[:1])
 
     assert "2 tokens/s" in head
-    assert head.endswith("mean in its span") or "mean" not in head
+    assert head.endswith("line: means") or "mean" not in head
