@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,9 +42,11 @@ class Yard:
 
     root: Path
     started: list[subprocess.Popen[bytes]]
+    # Folders of another process' tests may have the same name, and a run's processes are known by its id.
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex[:10])
 
     def run(self, name: str = "r1") -> RunDir:
-        return RunDir(self.root / "runs" / f"{self.root.parent.name}-{name}")
+        return RunDir(self.root / "runs" / f"{self.mark}-{name}")
 
     def place(self, script: str, name: str = "r1", *, env: dict[str, str] | None = None, **settings: Any) -> RunDir:
         run, spec = self.run(name), settings.pop("spec", {"a": 1})
