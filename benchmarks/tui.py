@@ -220,7 +220,7 @@ def charts(path: Path) -> list[Row]:
             took["many2345"] / took["few23456"],
             "times",
             1.5,
-            slack=1.0,
+            slack=3.0,  # over so few points a moment of a neighbour is much; tests/tui/test_large.py counts SQLite's steps
             alone=best["many2345"] / best["few23456"],
         ),
     ]

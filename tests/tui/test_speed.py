@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# Times what is claimed on two quiet cores: a machine five times slower needs four of them for the slowest key. Memory and
-# what a longer chart costs by a shorter one are held as claimed, idling within twice.
+# Times what is claimed on two quiet cores: a machine five times slower needs four of them for the slowest key. Memory is
+# held as claimed, idling within twice, what a longer chart costs by a shorter one within three times.
 LOOSE = 8.0
 
 
