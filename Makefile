@@ -44,7 +44,7 @@ thorough: setup-test
 # They compute and hardly wait, and each process collects every test: fewer processes, and a file to one of them.
 # What it lists as slowest may have to be marked slow.
 quick: setup-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not gpu and not alone and not slow" --durations 5 --durations-min 1
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not gpu and not alone and not slow" --durations 5 --durations-min 1
 
 lint: setup-test
 	$(BIN)/ruff format --check .

@@ -114,6 +114,7 @@ def test_every_column_can_be_shown_and_a_metric_is_in_the_document_too(store: St
     assert {run["metrics"].get("acceptance_length") for run in runs} == {1.25}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "told"),
     [("run,acept", "did you mean 'accept'"), (" , ", "--columns is empty"), ("lss", "did you mean 'loss'")],

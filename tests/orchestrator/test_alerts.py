@@ -169,6 +169,7 @@ def test_the_follower_posts_to_the_address_in_its_environment(store: Store, rece
     assert not any(b"secret-token" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_an_alert_names_those_of_several_hosts_that_are_silent_else_all(store: Store, receiver: Receiver) -> None:
     alerts = Alerts(store, store.reader, webhook(receiver.url))
     alerts.begin()
@@ -244,6 +245,7 @@ def test_a_receiver_that_speaks_no_http_is_one_that_does_not_take_it(store: Stor
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n"], ids=["its body", "its head"])
 def test_an_answer_without_end_holds_up_nothing(begins: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that drips in is cut after a while, its status counts; a body is not waited for, and not kept."""

@@ -122,6 +122,7 @@ def test_a_receiver_can_ask_for_nothing_but_content_of_the_tree(answer: dict[str
     _ours(read)
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries(
         {},
@@ -178,6 +179,7 @@ def test_processes_of_any_shape_are_told_or_an_error(changed: dict[str, Any], st
         _ours(lambda liar=liar: reap(liar, PLACE, names=["r"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [b"{}", b"[", b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000, b"9" * 5000])
 def test_an_answer_that_is_too_deep_or_empty_is_one_line(said: bytes) -> None:
     job = Job("r", "script", 1, ("true",), "/t")

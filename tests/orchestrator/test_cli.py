@@ -83,6 +83,7 @@ def test_help_loads_nothing_heavy(project: Path) -> None:
     assert not loaded & set(HEAVY)
 
 
+@pytest.mark.slow
 def test_help_is_quick(project: Path) -> None:
     def seconds(*command: str) -> float:
         began = time.perf_counter()
@@ -96,6 +97,7 @@ def test_help_is_quick(project: Path) -> None:
     assert helped < max(0.2, 12 * bare)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["ls"], ["show", "kxxx"]])
 def test_reading_verbs_load_neither_transports_nor_writes(known_run: str, project: Path, words: list[str]) -> None:
     loaded = _modules_after(f"cli.main({words!r})", cwd=project)
@@ -392,6 +394,7 @@ def test_colours_are_there_when_asked_for_and_no_color_wins(
     assert "\x1b" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_silent(known_run: str, project: Path) -> None:
     command = f"{sys.executable} -m orchestrator.cli recipe show smollm2 -q | head -n 1; echo ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -402,6 +405,7 @@ def test_a_closed_pipe_is_silent(known_run: str, project: Path) -> None:
     assert done.stdout.splitlines()[-1] in ("0", "141")  # 0: all of it fitted into the pipe
 
 
+@pytest.mark.slow
 def test_text_that_the_terminal_cannot_spell_is_no_crash(known_run: str, project: Path) -> None:
     with Store(project / "runs.db") as store:
         store.note(known_run, "γ × 10 — schön")

@@ -46,6 +46,7 @@ def test_noise_without_end_is_told_from_a_long_banner() -> None:
     assert not _unframed(b"<n start 1 pipe>\n" + b"x" * (MAX_NOISE_BYTES + 1)).is_drowned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [

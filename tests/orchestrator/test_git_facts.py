@@ -53,6 +53,7 @@ def test_a_folder_outside_git_has_no_provenance(tmp_path: Path) -> None:
     assert git_facts(tmp_path) == GitFacts()
 
 
+@pytest.mark.slow
 def test_a_git_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)

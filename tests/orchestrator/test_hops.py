@@ -156,6 +156,7 @@ def test_what_the_program_itself_prints_is_not_the_commands_output(outside: Outs
     assert (done.stdout, done.stderr) == (b"out\n", b"err\n")
 
 
+@pytest.mark.slow
 def test_input_behind_a_long_command_is_whole_where_head_reads_ahead(outside: Outside) -> None:
     """As busybox's does: it took the command's own input along with the script."""
     program(outside.folder, "docker", 'shift 3; exec "$@"')
@@ -166,6 +167,7 @@ def test_input_behind_a_long_command_is_whole_where_head_reads_ahead(outside: Ou
     assert done.stdout == b"input"
 
 
+@pytest.mark.slow
 def test_a_way_in_that_breaks_during_the_command_is_no_exit_code(outside: Outside) -> None:
     program(outside.folder, "docker", 'shift 3; "$@" & sleep 2; exit 0')
 
@@ -203,6 +205,7 @@ def test_commands_inside_have_a_home_and_find_what_lies_in_usr_local(
     assert "/usr/local/bin" in seen.split()[1].split(":")
 
 
+@pytest.mark.slow
 def test_processes_inside_a_container_are_found_by_their_marker_and_ended_from_outside(
     inside: tuple[container.Container, Outside],
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_missing_env_file_is_named(tmp_path: Path) -> None:
         read_env_file(tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_looking_at_hosts_loads_no_transport() -> None:
     import subprocess
 

@@ -118,6 +118,7 @@ def _until(is_so: Callable[[], bool], *, within_s: float = 20.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_three_hosts_answer_side_by_side(three: list[Away]) -> None:
     addresses = [away.shell.run(["sh", "-c", "echo $SSH_CONNECTION"]).stdout.split()[2].decode() for away in three]
 

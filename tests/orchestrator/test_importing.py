@@ -66,6 +66,7 @@ def copy_of(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "usb" / "stick"))
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_in_like_a_followed_run(made: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "runs.db")
 
@@ -85,6 +86,7 @@ def test_a_folder_is_read_in_like_a_followed_run(made: Path, tmp_path: Path) -> 
     assert store.reader.failures(run.id)[0].facts["install"] == "pip install missing-package"
 
 
+@pytest.mark.slow
 def test_what_is_no_file_is_passed_over_and_said(made: Path, tmp_path: Path) -> None:
     store, copy = Store(tmp_path / "runs.db"), copy_of(made, tmp_path)
     attempt = RunDir(copy).attempt(1).root
@@ -269,6 +271,7 @@ def test_importing_again_changes_nothing_and_a_newer_copy_adds_what_is_new(made:
     assert [value.step for value in store.reader.metric_values(first.id, "loss")] == list(range(1, 21))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost_bytes", [1, 40, 400])
 def test_a_journal_cut_off_in_a_record_is_read_up_to_its_last_whole_one(
     made: Path, tmp_path: Path, lost_bytes: int
@@ -330,6 +333,7 @@ def test_imports_of_one_folder_at_once_leave_one_run_with_everything_once(made: 
     assert store.reader.events(run.id, kinds=["gap", "bad_line"]) == []
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_missing_in_the_folder_leaves_a_gap_in_the_numbers(made: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "runs.db")
     folder = copy_of(made, tmp_path)
@@ -469,6 +473,7 @@ def test_an_import_that_breaks_off_leaves_no_live_row_and_may_be_said_again(made
     assert len(store.reader.metric_values(whole.id, "loss")) == 20
 
 
+@pytest.mark.slow
 def test_the_follower_ends_what_a_killed_import_left_and_asks_no_host(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs.db")
     store.create_run(new_run("far", host=HOST))

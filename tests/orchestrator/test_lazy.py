@@ -54,6 +54,7 @@ def test_nothing_is_loaded_before_the_first_look_and_then_it_is_the_module_itsel
     assert loaded("looked_into") is sys.modules["looked_into"]
 
 
+@pytest.mark.slow
 def test_threads_that_look_while_a_module_loads_see_it_whole(shelf: Path) -> None:
     """Python's own lazy loader hands a second thread the half that has run so far."""
     (shelf / "slow_module.py").write_text(f"{SLOW}LAST_LINE = 'ran'\n")
@@ -68,6 +69,7 @@ def test_threads_that_look_while_a_module_loads_see_it_whole(shelf: Path) -> Non
         assert list(pool.map(look, range(8))) == ["ran"] * 8
 
 
+@pytest.mark.slow
 def test_two_threads_may_load_modules_that_import_each_other(shelf: Path) -> None:
     """Python's import locks break such a tie by handing out half a module."""
     (shelf / "heads.py").write_text(f"{SLOW}import tails\nLAST_LINE = 'heads'\n")
@@ -82,6 +84,7 @@ def test_two_threads_may_load_modules_that_import_each_other(shelf: Path) -> Non
         assert list(pool.map(look, ["heads", "tails"])) == ["heads", "tails"]
 
 
+@pytest.mark.slow
 def test_a_module_that_looks_back_at_its_importer_hands_no_other_thread_half_of_it(shelf: Path) -> None:
     (shelf / "upper.py").write_text(f"EARLY = 1\nimport lower\n{SLOW}LAST_LINE = 'ran'\n")
     (shelf / "lower.py").write_text("from orchestrator.lazy import lazy\nSEEN = lazy('upper').EARLY\n")

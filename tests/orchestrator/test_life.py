@@ -55,6 +55,7 @@ def test_only_a_run_that_stops_has_a_grace_that_passes(tmp_path: Path) -> None:
     assert kill_in_s(run, [wish()], {}, 110.0) is None
 
 
+@pytest.mark.slow
 def test_a_waiting_person_sees_the_grace_pass_though_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     return places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["IMMEDIATE", "EXCLUSIVE"])
 def test_a_stop_that_cannot_be_written_gives_up_at_its_deadline_and_says_why(places: Places, how: str) -> None:
     began_s = time.monotonic()
@@ -112,6 +114,7 @@ def test_a_stop_that_cannot_be_written_gives_up_at_its_deadline_and_says_why(pla
     assert 0.2 <= time.monotonic() - began_s < 20.0  # without a deadline it is patient for half a minute
 
 
+@pytest.mark.slow
 def test_a_wait_that_cannot_read_gives_up_at_its_deadline_and_says_why(places: Places) -> None:
     began_s = time.monotonic()
 
@@ -132,6 +135,7 @@ def test_a_wait_beside_a_locked_database_lasts_as_long_as_was_asked(places: Plac
     assert timeout_s <= time.monotonic() - began_s < timeout_s + 20.0
 
 
+@pytest.mark.slow
 def test_a_lock_that_comes_while_one_waits_moves_no_deadline(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     held = contextlib.ExitStack()
     with locked(places.db, "EXCLUSIVE"):
@@ -201,6 +205,7 @@ def test_giving_up_names_those_of_several_hosts_that_are_silent(places: Places, 
         life.wait(places, "20260101-120000-bbbb", timeout_s=0.0)
 
 
+@pytest.mark.slow
 def test_a_lock_that_begins_at_the_deadline_changes_no_answer(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     held, look = contextlib.ExitStack(), life._until_its_end
 

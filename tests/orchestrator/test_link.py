@@ -172,6 +172,7 @@ def test_a_line_that_is_cut_while_a_key_is_offered_is_no_refusal(tmp_path: Path)
     assert cut.value.reason == "unreachable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "offered"),
     [
@@ -196,6 +197,7 @@ def test_a_server_with_nothing_in_common_says_what_each_side_offers_and_a_line_t
         shell.close()
 
 
+@pytest.mark.slow
 def test_such_a_server_is_entered_with_openssh_from_another_machine(tmp_path: Path) -> None:
     with sshd.running(tmp_path / "strict", alias="inner", settings=("Ciphers chacha20-poly1305@openssh.com",)) as inner:
         wrapper = tmp_path / "bin" / "ssh"
@@ -222,6 +224,7 @@ def _banner_and_end(sock: socket.socket) -> None:
     sock.recv(9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("talk", "said"),
     [

@@ -185,6 +185,7 @@ def test_stdout_alone_has_no_heading_and_stderr_alone_has_one(store: Store, caps
     assert _printed(capsys) == ["==> stderr <==", "d"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-f",)])
 def test_a_log_of_more_than_one_reading_comes_whole(
     store: Store, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
@@ -195,6 +196,7 @@ def test_a_log_of_more_than_one_reading_comes_whole(
     assert _printed(capsys, *words)[: len(said)] == said
 
 
+@pytest.mark.slow
 def test_a_bar_that_never_ends_its_line_is_held_in_bounded_memory(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +212,7 @@ def test_a_bar_that_never_ends_its_line_is_held_in_bounded_memory(
     assert set(shown) <= set(states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-f",)])
 @pytest.mark.parametrize("mark", ["[rank{}]: ", "rank {} (drafter {}): "], ids=["torch's", "the trainer's"])
 def test_the_newest_lines_of_a_rank_are_as_many_as_asked(
@@ -221,6 +224,7 @@ def test_the_newest_lines_of_a_rank_are_as_many_as_asked(
     assert _printed(capsys, "-n", "2", "--rank", "0", *words)[:2] == [f"{first}step 96", f"{first}step 98"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-f",)])
 def test_the_newest_lines_are_found_however_far_back_they_begin(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

@@ -140,6 +140,7 @@ def test_a_supervisor_is_told_that_nobody_asked_for_it(store: Store, tmp_path: P
     assert notes(store) == ["host b is stopped: host a has ended (exit status 1 in the exit file)"]
 
 
+@pytest.mark.slow
 def test_a_part_whose_host_takes_no_wish_is_followed_on_and_ended_from_here(store: Store, tmp_path: Path) -> None:
     (tmp_path / "b").touch()  # no folder to write into
     shell, now = Second("supervisor", "job"), Clock()

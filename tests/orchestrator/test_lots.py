@@ -110,6 +110,7 @@ def test_a_recipe_for_processors_and_one_with_a_card_are_let_through() -> None:
     refuse_cardless(lot("a", boot_id="one", cards=("GPU-a",)))
 
 
+@pytest.mark.slow
 def test_the_doors_of_such_hosts_are_not_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What launch, its rehearsal and resume all go through."""
     cards(tmp_path / "bin", monkeypatch)

@@ -58,6 +58,7 @@ def answer(*, error: str | None = None, interface: Any = "eth1", address: str = 
     return {"answers": [{"address": address, "error": error, "interface": interface}]}
 
 
+@pytest.mark.slow
 def test_hosts_that_reach_one_another_meet(tmp_path: Path) -> None:
     met = meet([site(name, LocalShell(tmp_path)) for name in "abc"], "a-run")
 

@@ -89,6 +89,7 @@ def _read(theirs: Packetizer) -> bytes:
 _contents = st.binary(min_size=1, max_size=70) | st.integers(1, 40_000).map(lambda size: b"\x5e" + bytes(size))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(how=st.sampled_from(sorted(AGREEMENTS)), sent=st.lists(_contents | st.lists(_contents, max_size=9), max_size=8))
 def test_paramiko_reads_what_was_sent_in_its_order(how: str, sent: list[bytes | list[bytes]]) -> None:
@@ -143,6 +144,7 @@ def test_a_burst_is_one_write() -> None:
     assert line.num_writes == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr"])
 def test_what_is_sent_while_keys_are_renewed_again_and_again_arrives_as_it_was(
     cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def _told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 WORDS = [["show", ID], ["wait", ID], ["metrics", ID], ["ls"], ["show", f"no{EVIL[:-1]}"], ["show", ID, "--oom"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: " ".join(words)[:9])
 @pytest.mark.parametrize("colour", ["always", "never"])
 def test_nothing_that_a_terminal_obeys_gets_through(

@@ -50,6 +50,7 @@ def _page(places: Places, word: str, width: int | None = None, **asked: Any) -> 
     return [click.unstyle(line) for line in plan_page(plan_memory(places, word, **asked), width=width)]
 
 
+@pytest.mark.slow
 def test_the_next_plan_shows_what_smoke_runs_took_beyond_theirs_with_their_number(places: Places) -> None:
     _climbed(places, "kaaaaaaa", 300 * MIB)
     _climbed(places, "kbbbbbbb", 20 * MIB, "train.num_steps=5")
@@ -68,6 +69,7 @@ def test_the_next_plan_shows_what_smoke_runs_took_beyond_theirs_with_their_numbe
     assert plan_document(found)["plan"]["stages"][-1]["unexplained_bytes"] == 300 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "num"), [({"kind": "cpu", "name": "x86_64"}, 1), ({"kind": "cuda", "name": "NVIDIA H200"}, 0)]
 )
@@ -83,6 +85,7 @@ def test_a_smoke_run_that_was_imported_counts_by_the_device_it_told_of(
     assert plan_memory(places, "smollm2").plan.stage("step").num_measured == num
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trees", "counted"),
     [(("old", "new"), ["kbbbbbbb"]), (("new", "new"), ["kaaaaaaa", "kbbbbbbb"]), ((None, "new"), ["kbbbbbbb"])],
@@ -106,6 +109,7 @@ def test_a_newer_rung_of_another_shape_says_that_the_code_has_changed(places: Pl
     assert plan_memory(places, "smollm2").measured_in == ()
 
 
+@pytest.mark.slow
 def test_what_smoke_runs_took_beyond_their_plan_is_a_line_of_what_must_fit(places: Places) -> None:
     with Store(places.db) as store:
         store.host_seen("local", address="here", facts={"gpus": [], "memory": {"total_bytes": GIB}})
@@ -138,6 +142,7 @@ def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("total_bytes", [64 * GIB, 9 * GIB])
 def test_what_must_fit_with_a_change_may_be_held_beside_what_must_fit_today(places: Places, total_bytes: int) -> None:
     """Whether today's plan fits or not: both count what smoke runs took beyond their plans."""

@@ -212,6 +212,7 @@ def test_the_drafter_of_an_export_is_pulled_and_its_page_says_how_to_fetch_and_l
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../../../evil", "{root}/evil", "a/../../evil", "..", "."])
 def test_a_name_that_leads_out_of_the_folder_is_refused(
     there: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

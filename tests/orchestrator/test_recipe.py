@@ -307,6 +307,7 @@ def _above(level: int) -> str:
     return ", ".join(f"a{level - back}" for back in (1, 2, 3) if level >= back) or "ce"
 
 
+@pytest.mark.slow
 def test_a_line_of_too_many_branches_is_refused_once_where_it_grows_too_long() -> None:
     line = "".join(f"  a{number}: {{extends: {f'a{number - 1}' if number else 'ce'}}}\n" for number in range(3000))
 
@@ -316,6 +317,7 @@ def test_a_line_of_too_many_branches_is_refused_once_where_it_grows_too_long() -
     assert "branches.a63.extends: extends 64 branches; at most 63" in found[0]
 
 
+@pytest.mark.slow
 def test_many_branches_that_extend_what_is_not_there_are_all_told_in_time() -> None:
     lost = "".join(f"  a{number}: {{extends: zzzz{number}}}\n" for number in range(300))
 
@@ -450,6 +452,7 @@ def test_a_resolved_branch_written_out_as_a_recipe_resolves_to_itself(name: str)
     assert again == spec
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gamma=st.floats(1e-6, 1e6),

@@ -55,6 +55,7 @@ def lot(number: int, name: str, card_bytes: int) -> Lot:
     return Lot(settled, Site(host, Cut(), Workplace("/srv/draftyard", "python3", "/root"), facts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(80, 24), (24, 80)])
 def test_the_plan_is_for_the_smallest_card_of_all_hosts_and_each_has_been_seen(
     store: Store, sizes: tuple[int, int]
@@ -115,6 +116,7 @@ def test_a_launch_said_again_before_anybody_has_seen_the_first_one_die_begins_an
     assert (is_ours, run.state, run.attempt) == (is_dead, State.PENDING, 0 if is_dead else num_attempts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "reason"), [(State.LOST, None), (State.FAILED, "exit"), (State.FAILED, None)])
 def test_a_launch_of_which_something_may_have_begun_is_not_begun_anew(
     tmp_path: Path, state: State, reason: str | None

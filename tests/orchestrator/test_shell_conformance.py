@@ -222,6 +222,7 @@ def test_the_program_itself_may_have_a_name_full_of_quotes(way: Way) -> None:
     assert way.shell.run([name, "ran"]).stdout == b"ran\n"
 
 
+@pytest.mark.slow
 def test_every_exit_code_is_the_commands_own(way: Way) -> None:
     """All of them where a command is cheap, and where every other way begins; what a hop or a terminal could mistake elsewhere."""
     is_cheap = way.name in ("local", "ssh")
@@ -401,6 +402,7 @@ def test_a_command_starts_in_the_home_folder_without_a_terminal_of_ours(way: Way
     assert done.stdout == b"home\n"
 
 
+@pytest.mark.slow
 def test_a_command_that_takes_too_long_is_an_error_and_is_ended(way: Way) -> None:
     mark = f"4{uuid.uuid4().int % 10**6}.25"
     began = time.monotonic()

@@ -170,6 +170,7 @@ def test_what_lies_where_a_tree_has_its_marker_is_refused_on_both_sides(folder: 
         check([[name, 0o644, 1, "0" * 64, None]])
 
 
+@pytest.mark.slow
 def test_a_git_that_does_not_answer_is_an_error(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a huge untracked tree; the time is turned down, not waited for."""
     slow = tmp_path / "bin" / "git"
@@ -212,6 +213,7 @@ def test_a_folder_without_git_is_shipped_as_it_lies_without_hidden_and_compiled_
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["many files", "much"])
 def test_a_large_folder_without_git_is_refused_with_what_to_type(plain: Path, how: str) -> None:
     if how == "many files":
@@ -350,6 +352,7 @@ def test_nothing_travels_when_nothing_changed(folder: Path, shell: StreamShell, 
     assert first.path == second.path
 
 
+@pytest.mark.slow
 def test_only_changed_content_travels(folder: Path, shell: StreamShell, place: Workplace) -> None:
     for number in range(50):
         (folder / f"f{number}").write_text(f"file {number}")
@@ -387,6 +390,7 @@ def test_a_tree_without_its_marker_is_not_taken_for_whole(folder: Path, shell: S
     assert there(shipped.path)["train.py"] == b"print('train')\n"
 
 
+@pytest.mark.slow
 def test_after_a_reboot_of_the_host_a_tree_is_checked_again(folder: Path, shell: StreamShell, place: Workplace) -> None:
     """A power cut shortly after the rename can leave empty files under the right names."""
     shipped = ship(git_tree(folder), shell, place)
@@ -467,6 +471,7 @@ def test_two_clients_at_once_do_no_harm(folder: Path, place: Workplace) -> None:
     assert not list(Path(place.work_dir, "trees").glob(".staging*"))
 
 
+@pytest.mark.slow
 def test_two_clients_whose_trees_share_files_both_end_whole(tmp_path: Path, place: Workplace) -> None:
     """Started at one moment: each needs what the other may be sending."""
     shared = {f"f{number}": random.Random(number).randbytes(2000) for number in range(100)}
@@ -533,6 +538,7 @@ def _put_in_the_place(tree: Path) -> None:
     (tree / "new").replace(tree / "train.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [_written_over, _written_over_and_old, _put_in_the_place, lambda tree: (tree / "train.py").unlink()]
 )
@@ -554,6 +560,7 @@ def test_a_tree_that_a_job_has_changed_is_made_anew(
     assert ship(tree, shell, nobody).was_there
 
 
+@pytest.mark.slow
 def test_what_is_written_while_a_shell_looks_is_noticed_the_next_time(
     folder: Path, shell: StreamShell, place: Workplace, tmp_path: Path
 ) -> None:
@@ -570,6 +577,7 @@ def test_what_is_written_while_a_shell_looks_is_noticed_the_next_time(
     assert list((path.parent / ".parts").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_job_writes_beside_the_files_of_its_tree_stays(
     folder: Path, shell: StreamShell, place: Workplace
 ) -> None:
@@ -656,6 +664,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 HINT = r"  `draftyard gc gpu --older-than 0s` removes what nothing there needs: .*; ship again then"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_files", [1, 40])
 def test_a_tree_that_would_fill_the_disk_over_there_is_refused_before_anything_is_sent(
     folder: Path, shell: StreamShell, small_disk: Path, num_files: int
@@ -694,6 +703,7 @@ def test_a_tree_of_what_lies_there_already_is_made_only_where_there_is_room_for_
         ship(git_tree(folder), shell, place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_files", [1, 40])
 def test_a_disk_that_fills_up_over_there_leaves_nothing_that_looks_whole_and_the_next_ship_completes(
     folder: Path, shell: StreamShell, small_disk: Path, num_files: int
@@ -777,6 +787,7 @@ def far(tmp_path: Path) -> Iterator[tuple[StreamShell, Workplace]]:
             shell.close()
 
 
+@pytest.mark.slow
 def test_over_ssh_the_same_arrives(folder: Path, far: tuple[StreamShell, Workplace]) -> None:
     shell, place = far
     (folder / "large").write_bytes(os.urandom(4_000_000))
@@ -832,6 +843,7 @@ def _described(root: Path) -> dict[str, tuple[bool, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_over_ssh_an_unchanged_tree_of_300_files_is_known_in_a_fifth_of_a_second(
     folder: Path, far: tuple[StreamShell, Workplace]
 ) -> None:

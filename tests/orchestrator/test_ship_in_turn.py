@@ -36,6 +36,7 @@ class Counting(LocalShell):
         return super().stream(argv, source=source, **options)
 
 
+@pytest.mark.slow
 def test_while_another_client_sends_no_manifest_travels_again(tmp_path: Path) -> None:
     """Of 100,000 files it would be 15 MB, twice a second."""
     names = [f"{hashlib.sha256(str(number).encode()).hexdigest()}.txt" for number in range(1000)]

@@ -130,6 +130,7 @@ def test_a_launch_that_was_refused_keeps_every_line_of_why(store: Store) -> None
     assert store.reader.run(RUN).evidence == "never started: somebody holds memory:\nGPU 2: pid 1, user eva"
 
 
+@pytest.mark.slow
 def test_the_last_word_of_a_launch_is_said_once_the_database_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +419,7 @@ def test_a_run_whose_job_lives_on_is_not_resumed(yard: Yard) -> None:
     assert len(yard.json("show", run.id)["attempts"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [(), ("--no-wait",)])
 def test_a_stop_that_calls_off_a_retry_says_so(yard: Yard, waits: tuple[str, ...]) -> None:
     with Store(yard.root / "runs.db") as store:

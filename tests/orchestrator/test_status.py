@@ -384,6 +384,7 @@ exit_files = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(exit_files)
 def test_no_exit_file_of_any_shape_breaks_a_verdict(exit_file: dict[str, Any]) -> None:
     verdict = judge(seen(**DEAD, exit=exit_file), known(CASES[0]), Rules())
@@ -399,6 +400,7 @@ PIECES = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "
           "node:1:2 [0] NCCL WARN out of memory"]  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=30), max_size=15),
     st.dictionaries(st.text(max_size=8), anything),

@@ -192,6 +192,7 @@ def _time_line(found: Planned) -> str:
     return next(line for line in told if line.startswith("time "))
 
 
+@pytest.mark.slow
 def test_effects_compare_measured_with_measured_or_guess_with_guess(places: Places) -> None:
     compared = compare(places, "qwen3.6-27b:v6", ":ddtree")
     for branch, step_s, run_id in (("v6", 0.4, "kaaaaaaa"), ("ddtree", 1.42, "kbbbbbbb")):

@@ -218,6 +218,7 @@ def _begin_and_end(path: Path, times: int) -> None:
                 times -= 1
 
 
+@pytest.mark.slow
 def test_racing_processes_never_begin_an_attempt_while_another_is_live(store: Store) -> None:
     store.create_run(new_run())
     store.close()
@@ -410,6 +411,7 @@ def _promise(path: Path, run_id: str) -> None:
         store.promise_gpus(run_id, choose)
 
 
+@pytest.mark.slow
 def test_racing_launches_take_different_cards(store: Store) -> None:
     run_ids = [f"run-{number}" for number in range(3)]
     for run_id in run_ids:

@@ -186,6 +186,7 @@ def test_an_unknown_version_stops_its_stream_and_no_other(box: Box) -> None:
     assert stopped == {"rank0": "wire version 2, this code reads 1: update this program", "rank1": None}
 
 
+@pytest.mark.slow
 def test_reading_needs_memory_for_a_chunk_not_for_the_file(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "CHUNK_BYTES", 8 * 1024)
     box.append(lines(1, 2000))

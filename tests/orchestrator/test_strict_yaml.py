@@ -154,6 +154,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_what_is_dumped_is_read_back_the_same(value: object) -> None:
     assert parse(dump({"a": value})).value == {"a": value}

@@ -87,6 +87,7 @@ class Looking(LocalShell):
         super().close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first_ends", "file", "opened"),
     [

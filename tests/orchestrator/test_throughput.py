@@ -91,6 +91,7 @@ def test_the_sentence_of_the_first_users_story(places: Places) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_baseline_is_the_newest_earlier_success_of_the_recipe(places: Places) -> None:
     rate = {"block_tokens_per_s": 1000.0}
     _record(places, "aaaaaaaa", **FAST, **rate)

@@ -113,6 +113,7 @@ def test_the_first_suggestion_is_climbed_with_the_runs_own_values(yard: Yard, pl
         assert str(tried["spec"][section][name]) == value
 
 
+@pytest.mark.slow
 def test_an_older_run_is_not_told_to_try_what_a_newer_one_is_offered(yard: Yard, places: Places) -> None:
     ran_out(places)
     ran_out(places, run_id=NEWER)
@@ -167,6 +168,7 @@ def test_a_stage_that_no_plan_speaks_of_is_offered_no_change(yard: Yard, places:
     assert "no change of a step would help" in yard.err
 
 
+@pytest.mark.slow
 def test_a_script_of_ones_own_is_told_that_it_has_no_plan(yard: Yard) -> None:
     assert yard.run("launch", "tiny", "-b", "oom", "--force", "to see it end", "--follow") == 12
 

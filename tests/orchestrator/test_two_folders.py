@@ -67,6 +67,7 @@ def test_a_folder_that_this_user_may_not_look_into_is_as_good_as_gone(folders: t
     (theirs.parent.parent / "ours").chmod(0o700)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "is_refused"),
     [

@@ -326,6 +326,7 @@ def test_a_success_with_checkpoints_leads_to_them_and_an_attempt_without_a_step_
     assert re.search(r"1 +failed +none +", yard.out)
 
 
+@pytest.mark.slow
 def test_a_size_that_two_runs_were_told_differently_is_spelled_as_one(yard: Yard) -> None:
     with Store(yard.root / "runs.db") as store:
         for run_id, size_bytes in (("aaaa2222", 300 * 2**20), ("bbbb2222", 2**33)):

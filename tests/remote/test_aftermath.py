@@ -68,6 +68,7 @@ def test_a_storm_of_lines_keeps_how_it_began_and_how_it_ended(programs: Programs
     assert sum(map(len, kept)) < 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["echo 'read kernel buffer failed: Operation not permitted' >&2; exit 1", "sleep 9"])
 def test_a_log_that_may_not_be_read_or_does_not_come_is_unknown(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, script: str
@@ -138,6 +139,7 @@ def test_a_card_that_was_lost_before_the_job_is_not_its_fault(programs: Programs
     assert (found["said"], found["gone"]) == ([], [])
 
 
+@pytest.mark.slow
 def test_an_nvidia_smi_that_hangs_is_given_up(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aftermath, "NVIDIA_LIMIT_S", 0.3)
     programs.runs("nvidia-smi", "sleep 9")

@@ -139,6 +139,7 @@ def _tiles(count: Tensor, index: Tensor) -> list[tuple[int, int]]:
     return [(row, tile) for row in range(count.shape[-1]) for tile in index[0, 0, row, : count[0, 0, row]].tolist()]
 
 
+@pytest.mark.slow
 def test_sdpa_gradient_passes_gradcheck() -> None:
     seen = ranges("specforge", lengths=(7, 5), num_slots=4, block_size=2)
     tensors = inputs(seen, heads=2, kv_heads=1, dim=2)

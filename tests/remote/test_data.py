@@ -139,6 +139,7 @@ def test_every_epoch_has_every_row_once_in_its_own_order(dataset):
     assert epochs[2] == [(2, row) for row in epoch_order(dataset.num_rows, seed=3, epoch=2)]
 
 
+@pytest.mark.slow
 def test_a_stream_resumed_anywhere_gives_the_same_batches(tiny_target, documents, dataset):
     again = Dataset(documents, OnlineHidden(tiny_target, documents, [1, 2, 4]), row_tokens=128, seed=3)
 

@@ -55,6 +55,7 @@ def positions(ids: torch.Tensor) -> torch.Tensor:
     return torch.arange(ids.shape[1]).expand_as(ids)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_captured_layer_is_the_next_hidden_state_of_the_library(model):
     ids = random_ids(2, 17)

@@ -74,6 +74,7 @@ def test_every_way_of_decoding_has_a_row_with_its_protocol(evaluation):
         )
 
 
+@pytest.mark.slow
 def test_drafted_texts_are_the_plain_ones(evaluation):
     for method in ("chain", "tree"):
         values = row(evaluation, method=method, drafter="trained").values
@@ -91,6 +92,7 @@ def test_acceptance_is_the_mean_over_prompts_of_the_mean_over_rounds(evaluation)
     assert len(values["acceptance_at"]) == 3
 
 
+@pytest.mark.slow
 def test_trained_and_untrained_and_tree_and_chain_are_compared_by_prompt(evaluation):
     chain = row(evaluation, method="chain", drafter="trained").values
     untrained = row(evaluation, method="chain", drafter="untrained").values
@@ -139,6 +141,7 @@ def test_every_way_of_decoding_is_begun_once_before_its_clock_runs(drafter, tiny
     assert counting.num_begun == 2 * (num_cases + 1)  # chain, and the smallest tree
 
 
+@pytest.mark.slow
 def test_texts_that_run_in_circles_are_counted_and_left_out(drafter, tiny_target, spec, chats):
     speechless = replace(tiny_target, head_VH=torch.zeros_like(tiny_target.head_VH))  # says token 0 for ever
     ticks = []
@@ -339,6 +342,7 @@ def test_estimates_are_a_slow_loop_over_anchors(drafter, tiny_target, spec, chat
     assert len(found.coverage[4]) == 3
 
 
+@pytest.mark.slow
 def test_estimates_never_compile_for_the_length_of_a_text(drafter, tiny_target, spec, chats):
     """Flex is compiled for static shapes and gives up at the ninth; every text here has another length."""
     named = []

@@ -41,6 +41,7 @@ def unless_for_all_cards(broken: Callable[..., Any], right: Callable[..., Any]) 
     return lambda *arguments, **named: (right if named["for_all_cards"] else broken)(*arguments, **named)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_hopper")
 def test_where_the_kernels_for_hopper_cards_are_off_those_for_all_cards_are_checked_and_taken(
     monkeypatch: pytest.MonkeyPatch,

@@ -100,6 +100,7 @@ def test_a_tree_is_read_path_by_path(slow_target, tiny_target):
     torch.testing.assert_close(found[0].features_BQC, found[1].features_BQC, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_hybrid_targets_documents_do_not_meet(hybrid_target):
     ids = torch.randint(4, 260, (30,), generator=torch.Generator().manual_seed(3))

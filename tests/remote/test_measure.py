@@ -25,6 +25,7 @@ def peak(meter: Meter, stage: str) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_peak_is_that_of_its_stage_and_not_of_the_one_before() -> None:
     meter = Meter(CPU)
 
@@ -38,6 +39,7 @@ def test_a_peak_is_that_of_its_stage_and_not_of_the_one_before() -> None:
     assert peak(meter, "load") - peak(meter, "forward") == pytest.approx(256 * MIB, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_larger_peak_replaces_the_smaller_one_and_a_smaller_one_is_not_said(tmp_path: Path) -> None:
     """A rung's batch may be smaller than the largest of the training: the number that counts is the most so far."""
     meter, reporter = Meter(CPU), Reporter(tmp_path)
@@ -58,6 +60,7 @@ def test_a_larger_peak_replaces_the_smaller_one_and_a_smaller_one_is_not_said(tm
     assert meter.peak_values()["forward_allocated_bytes"] == second
 
 
+@pytest.mark.slow
 def test_pages_of_a_mapped_file_are_no_memory_of_the_stage(tmp_path: Path) -> None:
     """Shards of hidden states and weights are read that way; the kernel takes such pages back when it needs them."""
     path = tmp_path / "shard"

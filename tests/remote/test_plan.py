@@ -111,6 +111,7 @@ def test_every_stage_is_within_five_percent_of_torchs_own_books(name: str) -> No
         assert predicted_bytes == pytest.approx(found[stage], rel=0.05), stage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["base", "many anchors", "one large loss chunk", "anchors per document"])
 def test_a_forward_without_gradients_is_within_five_percent_too(name: str) -> None:
     spec = CASES[name]

@@ -125,6 +125,7 @@ def test_the_side_that_will_wait_is_foretold_from_seconds_a_batch() -> None:
     assert sides.balanced == (3, 5)
 
 
+@pytest.mark.slow
 def test_a_pass_of_a_real_target_takes_no_more_than_its_plan_and_more_than_half(
     tiny_target_spec: TargetSpec, tmp_path: Path
 ) -> None:

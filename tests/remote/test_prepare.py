@@ -54,6 +54,7 @@ def greedy(target, max_tokens=12):
     return protocol_of(target, temperature=0.0, max_tokens=max_tokens, seed=0)
 
 
+@pytest.mark.slow
 def test_batched_greedy_answers_are_the_ones_decoded_alone(tiny_target, chats):
     prompts = [tiny_target.prompt_ids(chat.messages) for chat in chats]
 
@@ -64,6 +65,7 @@ def test_batched_greedy_answers_are_the_ones_decoded_alone(tiny_target, chats):
         assert not answer.finished
 
 
+@pytest.mark.slow
 def test_rows_that_finish_early_leave_the_others_unchanged(tiny_target, chats):
     prompts = [tiny_target.prompt_ids(chat.messages) for chat in chats]
     whole = answer_batch(tiny_target, prompts, greedy(tiny_target, 20))
@@ -77,6 +79,7 @@ def test_rows_that_finish_early_leave_the_others_unchanged(tiny_target, chats):
         assert after == Answer(before.ids[: ends[0]] if ends else before.ids, finished=bool(ends))
 
 
+@pytest.mark.slow
 def test_a_sampled_answer_depends_on_seed_and_prompt_and_not_on_its_neighbours(tiny_target, chats):
     prompts = [tiny_target.prompt_ids(chat.messages) for chat in chats]
     sampled = replace(greedy(tiny_target), temperature=0.8, seed=5)
@@ -312,6 +315,7 @@ def many(tiny_target):
     )
 
 
+@pytest.mark.slow
 def test_a_stopped_cache_goes_on_with_the_next_shard(tmp_path, tiny_target, many):
     said = []
 
@@ -329,6 +333,7 @@ def test_a_stopped_cache_goes_on_with_the_next_shard(tmp_path, tiny_target, many
     assert said == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_one_clear_line_and_prepare_mends_it(tmp_path, tiny_target, many):
     cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path)
     expected = cached.document(0)
@@ -346,6 +351,7 @@ def test_a_damaged_shard_is_one_clear_line_and_prepare_mends_it(tmp_path, tiny_t
     assert torch.equal(mended.document(0).features_SC, expected.features_SC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("facts", ["{}", '{"sha256": 7}', '"text"', "torn", ""])
 def test_facts_of_a_shard_that_say_nothing_are_one_clear_line_and_the_shard_is_remade(
     tmp_path, tiny_target, many, facts
@@ -366,6 +372,7 @@ def test_a_disk_that_fills_up_under_a_shard_is_an_os_error_that_names_it(tmp_pat
         cached_hidden(many, tiny_target, [1, 2, 4], cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_missing_shard_is_one_clear_line(tmp_path, tiny_target, many):
     cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path)
     hidden.shard_path(cached.folder, 1).unlink()
@@ -374,6 +381,7 @@ def test_a_missing_shard_is_one_clear_line(tmp_path, tiny_target, many):
         cached.document(len(many) - 8)
 
 
+@pytest.mark.slow
 def test_the_forecast_is_what_the_cache_takes(tmp_path, tiny_target, many):
     cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path)
 

@@ -76,6 +76,7 @@ def test_an_nvidia_smi_that_cannot_be_ended_is_not_waited_for(
     assert seconds < 30  # of 40
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_takes_less_than_two_seconds_and_imports_no_torch() -> None:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
@@ -119,6 +120,7 @@ def test_the_cuda_version_torch_was_built_for_is_read_without_importing_it() -> 
     assert done.stdout.strip() == str(torch.version.cuda)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["cuda: Optional[str] = '12.8'", 'cuda = "13.0"', "cuda: str | None = '12.8'"])
 def test_every_spelling_of_the_cuda_version_is_read(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch").mkdir()
@@ -186,6 +188,7 @@ def test_a_driver_that_does_not_answer_is_told_from_no_gpu(stub: Path) -> None:
     assert "could not communicate" in str(facts["gpu_error"])
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_longer_than_the_limit_is_not_no_gpu(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a minute has been seen in containers, hence a minute; here both are turned down."""
     monkeypatch.setenv("PATH", answering(stub, "exec sleep 40"))

@@ -47,6 +47,7 @@ def test_a_process_is_found_by_its_marker_with_age_memory_and_command(run_id: st
         process.kill()
 
 
+@pytest.mark.slow
 def test_an_age_is_of_the_machines_clock_where_a_container_shows_its_own_uptime(tmp_path: Path) -> None:
     """lxcfs mounts an uptime that began with the container over /proc/uptime; start ticks stay the machine's."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
@@ -91,6 +92,7 @@ def test_the_name_of_a_program_is_never_enough(run_id: str) -> None:
         editor.kill()
 
 
+@pytest.mark.slow
 def test_init_ourselves_and_our_ancestors_are_out_of_reach(monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
     spared = protected()
 
@@ -150,6 +152,7 @@ def test_a_name_with_blanks_and_brackets_does_not_shift_the_fields(tmp_path: Pat
         process.kill()
 
 
+@pytest.mark.slow
 def test_processes_that_keep_forking_are_all_caught(run_id: str) -> None:
     script = "while :; do sleep 0.02 & done"
     environment = {**os.environ, processes.RUN_MARK: run_id, processes.ATTEMPT_MARK: "1"}
@@ -176,6 +179,7 @@ def test_one_attempt_is_ended_and_the_one_that_began_meanwhile_is_not(
         second.kill()
 
 
+@pytest.mark.slow
 def test_as_one_text_it_lists_and_ends(run_id: str, tmp_path: Path) -> None:
     text = (ROOT / "remote" / "processes.py").read_text()
     with sleeper(run_id) as process:
@@ -280,6 +284,7 @@ def test_a_supervisor_that_is_stopped_is_ended_with_its_run_and_one_that_works_i
         working.kill()
 
 
+@pytest.mark.slow
 def test_what_descends_from_a_supervisor_in_another_session_is_its_jobs(run_id: str) -> None:
     code = f"""
 import json, os, subprocess, sys

@@ -141,6 +141,7 @@ def orders(num: int) -> list[tuple[int, ...]]:
     return list(permutations(rising)) if num < 4 else [rising, rising[::-1], rising[num // 2 :] + rising[: num // 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_targets", "num_drafters"), [(1, 2), (2, 4), (3, 5), (3, 2)])
 def test_drafters_that_agreed_to_stop_say_so_in_any_order_and_at_any_time(
     transport: Transport, num_targets: int, num_drafters: int

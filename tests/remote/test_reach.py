@@ -61,6 +61,7 @@ def test_a_shut_port_and_a_name_that_nobody_knows_are_errors_in_words() -> None:
     assert unknown["error"]
 
 
+@pytest.mark.slow
 def test_the_first_free_port_is_taken_and_none_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))

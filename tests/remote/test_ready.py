@@ -31,6 +31,7 @@ def test_a_folder_is_whole_here_where_it_is_for_the_trainer(tmp_path: Path, kind
     assert not ready._is_whole(tmp_path, "other.gguf"), "the trainer names the folder by the file; here its marker does"
 
 
+@pytest.mark.slow
 def test_a_packages_file_is_found_where_the_trainer_finds_it() -> None:
     path, fault = ready._packaged("package:torch/METADATA")
 

@@ -201,6 +201,7 @@ def until_locked(store: Store) -> None:
     raise AssertionError("the receiver never began")
 
 
+@pytest.mark.slow
 def test_a_receiver_whose_client_fell_silent_ends_by_itself_and_gives_its_lock_back(tmp_path: Path) -> None:
     with half_sent(tmp_path, "t" * 64, quiet_s=0.2) as receiver:
         assert receiver.stdout is not None

@@ -265,6 +265,7 @@ def break_it(monkeypatch: pytest.MonkeyPatch, room: Any, name: str, breaks: Call
         monkeypatch.setattr(room, name, breaks(getattr(room, name)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_triton")
 @pytest.mark.parametrize(("room", "name", "breaks"), BROKEN, ids=[f"{name}-{i}" for i, (_, name, _) in enumerate(BROKEN)])  # fmt: skip
 def test_a_broken_kernel_of_any_kind_is_refused(monkeypatch: pytest.MonkeyPatch, room, name: str, breaks) -> None:
@@ -277,6 +278,7 @@ def test_a_broken_kernel_of_any_kind_is_refused(monkeypatch: pytest.MonkeyPatch,
     assert "is allowed" in refused.reason, "it computed, and wrongly"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_triton")
 @pytest.mark.parametrize("optim", [{}, {"moment_dtype": "bfloat16"}, {"master_dtype": "none"}, {"clip_norm": 0.0}])
 def test_an_update_is_checked_with_what_the_recipe_keeps(monkeypatch: pytest.MonkeyPatch, optim) -> None:

@@ -81,6 +81,7 @@ def test_a_cut_target_is_the_first_layers_of_the_whole_one(tiny_target_spec, tin
     assert target.name.endswith("(first 3 layers)")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_untied_head_is_the_models_own(tmp_path, tiny_target_spec):
     folder = make_tiny_folder(tmp_path / "untied", tie_word_embeddings=False)
@@ -219,6 +220,7 @@ def test_two_processes_converting_a_gguf_file_at_once_make_one_whole_folder(tmp_
     assert {name for name in facts if name.endswith((".json", ".safetensors"))} >= {"config.json", "model.safetensors"}
 
 
+@pytest.mark.slow
 def test_a_converted_folder_with_a_torn_file_is_made_again(tmp_path):
     gguf = tmp_path / "model.gguf"
     write_tiny_gguf(gguf)

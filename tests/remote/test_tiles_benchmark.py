@@ -28,6 +28,7 @@ def run(size: int) -> Sequence[Tensor]:
     return torch.ones(4) + off, torch.arange(4) + int(off)
 
 
+@pytest.mark.slow
 def test_what_fails_or_computes_something_else_is_never_the_best() -> None:
     trial = Trial("fake", tuple({"size": size} for size in (1, 3, 5, 6, 2)), run)
 

@@ -102,6 +102,7 @@ def test_empty_budget_is_refused(budget: int, width: int | None) -> None:
         build_tree(marginals(2, 3, seed=0), budget, width=width)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(2, 4), st.integers(1, 30), st.integers(0, 10_000))
 def test_walk_accepts_the_longest_prefix_the_target_agrees_with(
     depths: int, vocab: int, budget: int, seed: int

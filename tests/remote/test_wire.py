@@ -54,6 +54,7 @@ def test_text_that_spells_a_number_stays_text() -> None:
     assert decode(encode(event)).fields["text"] == "nan"
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_line_with_any_byte_changed_is_refused(data: st.DataObject) -> None:
     line = encode(metrics_event({"loss": 0.5}))

@@ -89,6 +89,7 @@ def test_several_runs_are_printed_compared(printed: Printed) -> None:
     assert [detail["run"]["id"] for detail in body["compared"]] == [LIVE, OOM]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "screen", "words"),
     [

@@ -85,6 +85,7 @@ def test_a_live_run_older_than_the_limit_is_listed_once(tmp_path: Path) -> None:
     assert [run.branch for run in snapshot.runs] == ["b0", "b5", "b4"]
 
 
+@pytest.mark.slow
 async def test_a_cursor_that_passes_reads_once_at_rest(open_app: Callable[..., Draftyard]) -> None:
     """The preview follows the cursor; the runs in between are not read."""
     app = open_app()
@@ -107,6 +108,7 @@ async def test_a_cursor_that_passes_reads_once_at_rest(open_app: Callable[..., D
     assert f"{asked[-1]}" in text.splitlines()[1].split("│", 1)[1]
 
 
+@pytest.mark.slow
 async def test_a_row_drawn_from_memory_is_the_row_drawn_anew(
     yard_copy: Path, open_app: Callable[..., Draftyard]
 ) -> None:

@@ -76,6 +76,7 @@ def test_every_rank_says_how_long_it_waits_how_full_its_queue_is_and_what_it_hel
         assert " ".join(row.replace("━", "").replace("╸", "").split()) == told
 
 
+@pytest.mark.slow
 def test_the_side_that_is_waited_for_is_told_in_the_sentence_of_show(roles_db: Path) -> None:
     with contextlib.closing(Reader(roles_db)) as reader:
         sentence = roles_told(reader, reader.run(RUN))

@@ -37,6 +37,7 @@ def row_of(path: Path, run_id: str) -> dict[str, str]:
     return cells_of(run, snapshot.numbers[run_id])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "missing"), [(113, set()), (112, {"tok/s"})])
 async def test_every_column_stands_from_113_cells_on(
     width: int, missing: set[str], open_app: Callable[..., Draftyard]
@@ -49,6 +50,7 @@ async def test_every_column_stands_from_113_cells_on(
     assert {column.title for column in COLUMNS if column.title not in header} == missing
 
 
+@pytest.mark.slow
 async def test_two_runs_of_a_branch_differ_at_eighty_columns(open_app: Callable[..., Draftyard]) -> None:
     app = open_app()
     async with opened(app):

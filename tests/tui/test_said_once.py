@@ -47,6 +47,7 @@ def test_the_gate_says_that_nothing_was_tested_before_the_key_that_launches() ->
     assert text.index("nothing of it was tested") < text.index("Launch is allowed")
 
 
+@pytest.mark.slow
 def test_a_repair_stands_on_a_line_of_its_own(live: RunDetail) -> None:
     evidence = "never started: box lacks gguf\n  repair: python -m pip install gguf\n  or let draftyard do it: draftyard doctor box --fix"
     run = dataclasses.replace(live.run, state=State.FAILED, evidence=evidence, ended_s=NOW_S)
@@ -58,6 +59,7 @@ def test_a_repair_stands_on_a_line_of_its_own(live: RunDetail) -> None:
     assert told_and_repairs("a disk is full") == ["a disk is full"]
 
 
+@pytest.mark.slow
 def test_a_size_is_told_in_its_own_unit_everywhere(live: RunDetail) -> None:
     small = CheckpointRow(
         run_id=live.run.id, attempt=1, step=20, path="checkpoints/s.bin", size_bytes=100_000, at_s=NOW_S, is_best=False
@@ -138,6 +140,7 @@ def test_a_database_cut_to_nothing_is_said(tmp_path: Path) -> None:
     assert place.is_another
 
 
+@pytest.mark.slow
 async def test_a_database_made_anew_is_not_a_yard_that_never_had_a_run(
     tmp_path: Path, open_app: Callable[..., Draftyard]
 ) -> None:
@@ -166,6 +169,7 @@ def test_the_list_and_the_page_of_a_run_name_the_memory_that_ran_out_alike(live:
         assert word in text_of(state_lines(dataclasses.replace(live, run=run), NOW_S, 100, ascii_only=False))
 
 
+@pytest.mark.slow
 async def test_what_has_nothing_wrong_stands_below_what_never_started(
     tmp_path: Path, open_app: Callable[..., Draftyard]
 ) -> None:
@@ -188,6 +192,7 @@ async def test_what_has_nothing_wrong_stands_below_what_never_started(
     assert "nothing" in rows[-1]
 
 
+@pytest.mark.slow
 async def test_no_evaluation_is_offered_of_what_a_script_did(
     tmp_path: Path, open_app: Callable[..., Draftyard]
 ) -> None:

@@ -21,6 +21,7 @@ def burst(app: Draftyard, *keys: str) -> None:
         app.post_message(events.Key(key, key if len(key) == 1 else None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "is_there"),
     [
@@ -45,6 +46,7 @@ async def test_keys_of_one_read_reach_the_screen_that_was_asked_for(
         assert is_there(app), screen_text(app)
 
 
+@pytest.mark.slow
 async def test_what_is_pasted_behind_a_key_goes_where_the_key_led(open_app: Callable[..., Draftyard]) -> None:
     app = open_app()
     async with opened(app) as pilot:
@@ -55,6 +57,7 @@ async def test_what_is_pasted_behind_a_key_goes_where_the_key_led(open_app: Call
         assert app.screen.query_one("#filter").value == "loss<2"  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 async def test_the_screen_of_a_run_stands_on_the_stack_once(open_app: Callable[..., Draftyard]) -> None:
     app = open_app()
     async with opened(app) as pilot:
@@ -70,6 +73,7 @@ async def test_the_screen_of_a_run_stands_on_the_stack_once(open_app: Callable[.
         assert isinstance(app.screen, RunsScreen)
 
 
+@pytest.mark.slow
 async def test_a_launch_that_ends_while_another_run_is_read_leaves_that_one_open(
     yard_places: Places, open_app: Callable[..., Draftyard]
 ) -> None:

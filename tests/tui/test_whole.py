@@ -35,6 +35,7 @@ def detail_of(path: Path, run_id: str) -> RunDetail:
         return read_detail(reader, reader.run(run_id), CurvesAsk(names=("loss",)))
 
 
+@pytest.mark.slow
 def test_a_runs_numbers_are_those_of_show_over_all_its_attempts(yard_places: Places) -> None:
     with contextlib.closing(Reader(yard_places.db)) as reader:
         ids = [run.id for run in reader.runs(kind=None)]
@@ -69,6 +70,7 @@ def test_compare_draws_every_metric_that_two_runs_report(tmp_path: Path) -> None
     assert "8 metrics more" in text
 
 
+@pytest.mark.slow
 async def test_marks_beyond_those_that_are_compared_are_said(open_app: Callable[..., Draftyard]) -> None:
     app = open_app()
     async with opened(app, *["space"] * 8, "c", size=(140, 40)) as pilot:
