@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import math
 import os
 import resource
 import sqlite3
@@ -29,10 +28,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.tui_terminal import Answer, watching
+from benchmarks.tui_keys import keys
+from benchmarks.tui_rows import Row, measured, ms
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import NewRun, State
 from orchestrator.store.writes import Store
@@ -43,28 +42,6 @@ from tui.detail import samples_of
 
 EVENTS_PER_S = 100  # of all eight live runs together
 NUM_LIVE = 8
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement beside what is claimed; `bound` None claims nothing."""
-
-    what: str
-    measured: float
-    unit: str
-    bound: float | None = None
-    note: str = ""
-    slack: float = math.inf  # how many times the claim a slow and crowded machine may need at the most
-    alone: float | None = None  # less what other processes had of its core meanwhile: what a loose look judges
-
-    def holds(self, loose: float) -> bool:
-        measured = self.measured if self.alone is None else self.alone
-        return self.bound is None or measured < self.bound * min(loose, self.slack)
-
-    def __str__(self) -> str:
-        claimed = "" if self.bound is None else f"claimed < {self.bound:g} {self.unit}"
-        told = "; ".join(word for word in (claimed, self.note) if word)
-        return f"{self.what:52} {self.measured:10.1f} {self.unit:12} {told}"
 
 
 def main() -> None:
@@ -81,18 +58,27 @@ def main() -> None:
         path = asked.db or Path(folder) / "runs.db"
         if not path.exists():
             fill(path, num_runs=num_runs, num_values=num_values)
-        rows = measure(path, is_quick=asked.quick)
+        rows, failed = measure(path, is_quick=asked.quick)
     print("\n".join(map(str, rows)))
     print(f"took {time.perf_counter() - began:.0f} s in all", file=sys.stderr)
+    if failed:
+        sys.exit("not measured: " + "; ".join(failed))
     if asked.loose and (beyond := [row.what for row in rows if not row.holds(asked.loose)]):
         sys.exit(f"over {asked.loose:g} times what is claimed: {', '.join(beyond)}")
 
 
-def measure(path: Path, *, is_quick: bool) -> list[Row]:
-    """Idle before anybody delivers events, so that nothing is left to be read."""
+def measure(path: Path, *, is_quick: bool) -> tuple[list[Row], list[str]]:
+    """Idle before anybody delivers events, so that nothing is left to be read. What failed is told beside what was measured."""
     keys_s, memory_s, idle_s = (4.0, 4.0, 3.0) if is_quick else (50.0, 300.0, 20.0)
-    quiet = [*first_paint(path), *charts(path), *idle(path, idle_s)]
-    return [*quiet, *keys(path, keys_s), *asyncio.run(memory(path, memory_s, is_quick=is_quick))]
+    return measured(
+        [
+            ("first paint", lambda: first_paint(path)),
+            ("charts", lambda: charts(path)),
+            ("idle", lambda: idle(path, idle_s)),
+            ("keys", lambda: keys(path, keys_s, EVENTS_PER_S, delivering(path, EVENTS_PER_S))),
+            ("memory", lambda: asyncio.run(memory(path, memory_s, is_quick=is_quick))),
+        ]
+    )
 
 
 def fill(path: Path, *, num_runs: int, num_values: int) -> None:
@@ -183,11 +169,6 @@ def first_paint(path: Path) -> list[Row]:
     ]
 
 
-def ms(seconds: list[float]) -> float:
-    """The median in milliseconds."""
-    return statistics.median(seconds) * 1000
-
-
 def run_python(code: str, *arguments: str) -> str:
     """What a fresh interpreter prints."""
     command = [sys.executable, "-c", code, *arguments]
@@ -226,49 +207,6 @@ def charts(path: Path) -> list[Row]:
     ]
 
 
-KINDS = {"j": "a move", "k": "a move", "g": "a move", "s": "another order", "o": "another order", "enter": "a run opened",
-         "1": "another tab", "2": "another tab", "4": "another tab", "escape": "back (20 ms of it waited for more of a key)"}  # fmt: skip
-
-
-def keys(path: Path, seconds: float) -> list[Row]:
-    """Keys typed into a real terminal while eight runs deliver events, each to the paint that shows it was taken."""
-    with watching(path) as program, delivering(path, EVENTS_PER_S):
-        answers = program.typed(seconds)
-    paints = [answer.paint_s for answer in answers]
-    alone = [answer.paint_s - answer.crowded_s for answer in answers]
-    opened = [answer.all_s for answer in answers if answer.key == "enter"]
-    told = f"of {len(answers)} keys, {EVENTS_PER_S} events/s"
-    by_kind = {
-        kind: [answer for answer in answers if KINDS[answer.key] == kind] for kind in dict.fromkeys(KINDS.values())
-    }
-    return [
-        Row(f"key to paint, median {told}", ms(paints), "ms"),
-        Row("key to paint, 99th percentile", p99_ms(paints), "ms", 50, f"{p99_ms(alone):.0f} ms had nobody else used its core",
-            alone=p99_ms(alone)),
-        *own_cpu("a key", answers),
-        *(row for kind, some in by_kind.items() if some for row in own_cpu(kind, some)),
-        Row("a run opened, read and drawn, median", ms(opened), "ms"),
-    ]  # fmt: skip
-
-
-def own_cpu(what: str, answers: list[Answer]) -> list[Row]:
-    """What answering takes of a processor, which no other process changes much; beside it the wait."""
-    costs = [answer.cost for answer in answers if answer.cost is not None]
-    if len(costs) < 2:
-        return []
-    painting, every = [cost.painting_s for cost in costs], [cost.all_s for cost in costs]
-    waits = [answer.paint_s for answer in answers]
-    told = f"wait {ms(waits):.1f} and {p99_ms(waits):.1f}; with the reading thread {ms(every):.1f} and {p99_ms(every):.1f} ms"
-    return [
-        Row(f"own CPU of {what.partition(' (')[0]}, median of {len(costs)}", ms(painting), "ms"),
-        Row(f"own CPU of {what}, 99th percentile", p99_ms(painting), "ms", note=told),
-    ]
-
-
-def p99_ms(seconds: list[float]) -> float:
-    return statistics.quantiles(seconds, n=100)[98] * 1000
-
-
 ROUND = ("j k", "enter", "2", "l", "escape", "space space c", "escape", "escape g")  # from the list back to it
 
 
@@ -289,6 +227,8 @@ async def memory(path: Path, seconds: float, *, is_quick: bool) -> list[Row]:
                 await pilot.press(*keys.split())
                 await asyncio.sleep(0.2)
                 sizes.append(resident_bytes() / 1e6)
+                if len(sizes) % 100 == 0:
+                    print(f"{sizes[-1]:.1f} MB, {max(sizes):.1f} at the most", file=sys.stderr)
     half = sizes[len(sizes) // 2 :]
     tenth = max(1, len(half) // 10)
     growth = statistics.median(half[-tenth:]) - statistics.median(half[:tenth])

@@ -1,12 +1,13 @@
 """`draftyard watch` in a pseudo-terminal of its own: keys go in as a hand types them, what is painted comes out as bytes.
 
-A key counts as answered when what it must change stands in what the program has written since: the
-cursor on another run, the word of another order, the name of another screen. News of runs that is painted meanwhile
-answers nothing.
+A key counts as answered when what it must change has been painted since: the cursor on another run, the word of another order, the
+name of another screen. Where the cursor stands is looked up on the screen that the bytes have painted (`Face`), never in the newest
+bytes: a list that is painted anew is longer than any piece of them worth keeping. News of runs that is painted meanwhile answers nothing.
 """
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -20,20 +21,75 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.cells import cell_len
+
 from benchmarks.tui_cost import Cost, Costs
 
-SIZE = (
-    170,
-    45,
-)  # wide enough for the run under the cursor beside the list, which is most of what a move reads and paints
+SIZE = (170, 45)  # wide enough for the run under the cursor beside the list, most of what a move reads and paints
 DEADLINE_S = 20.0
-RECENT_BYTES = 8192
-_ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_CURSOR = re.compile("▌[^▌\n]{0,60}?/[^ ]+ +([a-z0-9]{8})")
+MOST_UNANSWERED = 3  # after so many keys nobody waits for another
+_TOKEN = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|([^\x1b]+)")
+_CUT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[()])?$")  # a sequence whose end has not come
+_RUN = re.compile(r"/\S+ +([a-z0-9]{8})\b")  # in a row of the list
+
+
+class Face:
+    """What stands on the screen, as the bytes have painted it there."""
+
+    def __init__(self, size: tuple[int, int] = SIZE) -> None:
+        self._width, height = size
+        self._rows = [[" "] * self._width for _ in range(height)]
+        self._x = self._y = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""
+
+    def feed(self, piece: bytes) -> str:
+        """The text of the piece, without sequences; one that is cut waits for its end."""
+        text = self._rest + self._decode(piece)
+        cut = _CUT.search(text)
+        self._rest = text[cut.start() :] if cut else ""
+        said = []
+        for numbers, end, words in _TOKEN.findall(text[: cut.start()] if cut else text):
+            if words:
+                self._put(words)
+                said.append(words)
+            elif end == "H":
+                row, _, column = numbers.partition(";")
+                self._y, self._x = int(row or 1) - 1, int(column or 1) - 1
+            elif end == "J":
+                self._rows = [[" "] * self._width for _ in self._rows]
+        return "".join(said)
+
+    def _put(self, words: str) -> None:
+        for line in words.splitlines():
+            cells = list(line)
+            if cell_len(line) != len(line):  # a wide sign has two
+                cells = [cell for sign in line for cell in (sign, *"\0" * (cell_len(sign) - 1))]
+            if self._y < len(self._rows):
+                self._rows[self._y][self._x : self._x + len(cells)] = cells
+                del self._rows[self._y][self._width :]
+            self._x += len(cells)
+
+    def runs(self) -> list[str]:
+        """The runs of the list in sight, from the top; empty words for what is none."""
+        found = [_RUN.search(row) for row in str(self).splitlines()]
+        return [match.group(1) if match else "" for match in found]
+
+    def cursor(self) -> int | None:
+        """The row that it stands on."""
+        return next((number for number, row in enumerate(self._rows) if row[0] == "▌"), None)
+
+    def chosen(self) -> str:
+        """The run under the cursor; empty words where there is none."""
+        row = self.cursor()
+        return "" if row is None else self.runs()[row]
+
+    def __str__(self) -> str:
+        return "\n".join("".join(row).replace("\0", "").rstrip() for row in self._rows)
 
 
 @dataclass(frozen=True)
@@ -43,20 +99,26 @@ class Answer:
     all_s: float  # to what the key asked for, read and drawn
     crowded_s: float  # of the first, in which the program could run and another process had its processor
     cost: Cost | None  # of the program itself until that first paint
+    is_first: bool  # of its key
+    strayed: str = ""  # where the cursor stood after it, where that is not where the key moves it
 
 
 class Watching:
     """The program on the other side of the terminal."""
 
-    def __init__(self, leader: int, pid: int, costs: Costs) -> None:
-        self._leader, self.pid, self._costs = leader, pid, costs
-        self._cursor = ""  # the run that the cursor was seen on last
-        self._recent = b""  # a terminal hands out 4 KiB at a time, which may end within a row
+    def __init__(self, leader: int, pid: int, costs: Costs, *, deadline_s: float = DEADLINE_S) -> None:
+        self._leader, self.pid, self._costs, self._deadline_s = leader, pid, costs, deadline_s
+        self._pressed: set[str] = set()
+        self.face = Face()
+        self.unanswered: list[str] = []  # keys, in words
 
-    def typed(self, seconds: float, *, seed: int = 1) -> list[Answer]:
-        """The answers to the keys of this time: mostly moves, now and then another order or a run looked into."""
+    def typed(self, seconds: float, *, seed: int = 1) -> Iterator[Answer]:
+        """The answers to the keys of this time: mostly moves, now and then another order or a run looked into.
+
+        A key without an answer is kept in `unanswered` and the next one typed; after MOST_UNANSWERED, or where the program has
+        ended, there are no more.
+        """
         noise = random.Random(seed)
-        answers: list[Answer] = []
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             for keys in (
@@ -64,67 +126,77 @@ class Watching:
                 ["k"] * 6,
                 ["s", "j", "j", "k", "o"],
                 ["j"] * 4,
-                ["enter", "2", "4", "1", "escape"],
+                ["enter", "2", "4", "1", "escape", "g"],
             ):
                 for key in keys:
-                    answers.append(self.press(key))
+                    try:
+                        answer = self.press(key)
+                    except (TimeoutError, OSError) as error:
+                        self.unanswered.append(str(error))
+                        if isinstance(error, TimeoutError) and len(self.unanswered) < MOST_UNANSWERED:
+                            continue
+                        return
+                    yield answer
                     self._rest(noise.uniform(0.02, 0.12))
-            answers.append(self.press("g"))
-        return answers
 
     def press(self, key: str) -> Answer:
-        """One key, awaited. Raises TimeoutError where it is never answered."""
+        """One key, awaited. Raises TimeoutError where it is never answered, OSError where the program has ended."""
+        self._rest(0.0)
         first, then = _ANSWERED_BY[key]
+        is_first, stood, leads_to = key not in self._pressed, self.face.chosen(), self._leads_to(key)
+        self._pressed.add(key)
         crowded_s, began = self._crowded_s(), time.perf_counter()
         os.write(self._leader, _BYTES.get(key, key.encode()))
-        text, paint_s, written = "", 0.0, b""
-        while time.perf_counter() - began < DEADLINE_S:
-            written += self._read(DEADLINE_S)
-            text = _plain(written)
-            if not paint_s and self._shows(first, text):
+        text, paint_s = "", 0.0
+        while (left := self._deadline_s + began - time.perf_counter()) > 0:
+            text += self._read(left)
+            if not paint_s and (self.face.chosen() not in (stood, "") if first is None else re.search(first, text)):
                 paint_s = time.perf_counter() - began
                 crowded_s = self._crowded_s() - crowded_s
             if paint_s and (then is None or re.search(then, text)):
-                self._look_for_cursor()
                 all_s, cost = time.perf_counter() - began, self._costs.between(began, began + paint_s)
-                return Answer(key, paint_s, all_s, crowded_s, cost)
-        raise TimeoutError(f"key {key!r} was not answered within {DEADLINE_S:g} s; written was: {text[-2000:]}")
+                strayed = f"{key} from {stood} to {self.face.chosen()}, not {leads_to}"
+                is_astray = leads_to not in ("", self.face.chosen())
+                return Answer(key, paint_s, all_s, crowded_s, cost, is_first, strayed if is_astray else "")
+        raise TimeoutError(
+            f"key {key!r} was not answered within {self._deadline_s:g} s; on the screen is:\n{self.face}"
+        )
 
     def shown(self, pattern: str) -> None:
         """Waits until that has been painted. Raises TimeoutError."""
-        written, ends = b"", time.monotonic() + DEADLINE_S
+        text, ends = "", time.monotonic() + self._deadline_s
         while time.monotonic() < ends:
-            written += self._read(0.2)
-            if re.search(pattern, _plain(written)):
-                self._look_for_cursor()
+            text += self._read(0.2)
+            if re.search(pattern, text):
                 return
-        raise TimeoutError(f"{pattern!r} did not come; written was: {_plain(written)[:6000]}")
+        raise TimeoutError(f"{pattern!r} did not come; on the screen is:\n{self.face}")
+
+    def _leads_to(self, key: str) -> str:
+        """The run that a move leads to, as far as it is in sight; empty words for any other key."""
+        row, runs = self.face.cursor(), self.face.runs()
+        if row is None or key not in "jk":
+            return ""
+        beside = row + (1 if key == "j" else -1)
+        return runs[beside] if 0 <= beside < len(runs) else ""
 
     def _crowded_s(self) -> float:
         """How long the painting thread has waited for a processor so far, as Linux counts it; elsewhere nothing."""
         told = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat")
         return int(told.read_text().split()[1]) / 1e9 if told.exists() else 0.0
 
-    def _shows(self, pattern: str | None, text: str) -> bool:
-        if pattern is not None:
-            return re.search(pattern, text) is not None
-        return any(found != self._cursor for found in _CURSOR.findall(text))
-
-    def _look_for_cursor(self) -> None:
-        self._cursor = (_CURSOR.findall(_plain(self._recent)) or [self._cursor])[-1]
-
     def _rest(self, seconds: float) -> None:
         """As a hand does between two keys; what is painted meanwhile is read, as a terminal would."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             self._read(left)
-            self._look_for_cursor()
+        while self._is_there(0.0):
+            self._read(0.0)
 
-    def _read(self, wait_s: float) -> bytes:
-        ready, _, _ = select.select([self._leader], [], [], wait_s)
-        piece = os.read(self._leader, 1 << 16) if ready else b""
-        self._recent = (self._recent + piece)[-RECENT_BYTES:]
-        return piece
+    def _is_there(self, wait_s: float) -> bool:
+        return bool(select.select([self._leader], [], [], wait_s)[0])
+
+    def _read(self, wait_s: float) -> str:
+        return self.face.feed(os.read(self._leader, 1 << 16)) if self._is_there(wait_s) else ""
 
 
 _BYTES = {"enter": b"\r", "escape": b"\x1b"}
@@ -144,10 +216,6 @@ _ANSWERED_BY: dict[str, tuple[str | None, str | None]] = {
 }
 
 
-def _plain(written: bytes) -> str:
-    return _ESCAPE.sub(b"", written).decode("utf-8", "replace")
-
-
 @contextmanager
 def watching(db: Path) -> Iterator[Watching]:
     """The program over this database, its list painted; it is ended on the way out."""
@@ -159,11 +227,7 @@ def watching(db: Path) -> Iterator[Watching]:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         env = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
         env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        os.execvpe(
-            sys.executable,
-            [sys.executable, "-m", "benchmarks.tui_cost", str(db), notes],
-            env,
-        )
+        os.execvpe(sys.executable, [sys.executable, "-m", "benchmarks.tui_cost", str(db), notes], env)
     try:
         with closing(Costs(Path(notes))) as costs:
             program = Watching(leader, pid, costs)
@@ -171,6 +235,7 @@ def watching(db: Path) -> Iterator[Watching]:
             yield program
     finally:
         Path(notes).unlink()
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(leader)
