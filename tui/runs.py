@@ -73,6 +73,7 @@ class RunsScreen(HomeScreen):
         self._where = ""
         self._kind: str | None = "train"
         self._sort = 0
+        self._begins_anew = False  # the cursor goes to the first run of an order or a filter that has not been read yet
         self._limit: int | None = LIST_LIMIT
         self._rows: Sequence[RunRow] = ()
         self._filter_fault = ""
@@ -125,6 +126,9 @@ class RunsScreen(HomeScreen):
         if self._is_by_trouble:
             self._table.set_columns(trouble_columns(self._rows))
         had_cursor = self._table.cursor_key is not None
+        if self._begins_anew:
+            self._table.to_top()
+            self._begins_anew = self._is_of_before(snapshot)
         self._table.set_rows(keys, draw, empty=self._empty_words())
         if (self._place_preview() or not had_cursor) and keys and self._has_preview:
             self.app.ask_now()  # now that there is a run under the cursor
@@ -175,7 +179,7 @@ class RunsScreen(HomeScreen):
     def action_sort(self, direction: int) -> None:
         self._sort = (self._sort + direction) % len(SORTS)
         self._table.set_columns(trouble_columns(self._rows) if self._is_by_trouble else COLUMNS)
-        self._table.to_top()
+        self._begin_anew()
         self._tell_cause()
         if self.snapshot is not None:
             self._present_list(self.snapshot)  # the rows there are, until the new order has been read
@@ -254,7 +258,7 @@ class RunsScreen(HomeScreen):
         self._where = event.value.strip()
         self._box.remove_class("open")
         self._table.focus()
-        self._table.to_top()
+        self._begin_anew()
         self.show_top()
         self.app.ask_now()
 
@@ -264,6 +268,7 @@ class RunsScreen(HomeScreen):
 
     @on(Table.Moved)
     def moved(self, event: Table.Moved) -> None:
+        self._begins_anew = False
         self._tell_cause()
         near_end = self._table.cursor > len(self._rows) - 100
         if near_end and self._limit is not None and len(self._rows) >= self._limit:
@@ -275,6 +280,16 @@ class RunsScreen(HomeScreen):
             self.app.ask_soon()
 
     # --------------------------------------------------------------- inner
+
+    def _begin_anew(self) -> None:
+        """The cursor on the first run: of what is known at once, of what is asked for once it has been read."""
+        self._begins_anew = True
+        self._table.to_top()
+
+    def _is_of_before(self, snapshot: Snapshot) -> bool:
+        """Whether it was asked for before the order or the filter there is now."""
+        asked, ask = snapshot.ask, self.ask()
+        return (asked.where, asked.kind, asked.sort) != (ask.where, ask.kind, ask.sort)
 
     @property
     def _has_preview(self) -> bool:

@@ -86,7 +86,7 @@ class Table(Painted, can_focus=True):
 
     def set_rows(self, keys: Sequence[str], draw: Callable[[int], Cells], *, empty: str | None = None) -> None:
         """New rows; the cursor stays on its key, or near its place when the key has gone."""
-        self._keys, self._draw = keys, draw
+        self._keys, self._draw, stood = keys, draw, self.cursor
         self._cells.clear()
         self._empty = self._empty if empty is None else empty
         if self.cursor_key is not None and not (self.cursor < len(keys) and keys[self.cursor] == self.cursor_key):
@@ -95,6 +95,8 @@ class Table(Painted, can_focus=True):
         if self.virtual_size != size:
             self.virtual_size = size
         self._place(self.cursor)
+        if self.cursor != stood:
+            self._scroll_to_cursor()
         self.repaint_changed()
 
     def set_columns(self, columns: Sequence[Column]) -> None:
