@@ -7,6 +7,7 @@ drawn again. This file draws nothing and knows no run. Quitting never stops a ru
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -33,6 +34,7 @@ from tui.filters import Ascii
 from tui.frame import YardScreen
 from tui.home import SCREENS
 from tui.hosts import HostsScreen
+from tui.keys import spelled
 from tui.launch import LaunchScreen
 from tui.ordering import TROUBLE, refusal, start_follower
 from tui.reading import ReadingThread, beside, in_screen
@@ -40,19 +42,17 @@ from tui.run import TABS, RunScreen
 from tui.runs import RunsScreen
 from tui.smoke import SmokeScreen
 from tui.snapshot import Room, Snapshot
-from tui.terminal import Terminal, settled
+from tui.terminal import Terminal, get_ready, tidy
 from tui.theme import THEMES
 from tui.turns import TYPED, Turns
 
-# Signs of keys that have no likeness in ASCII: `^` would read as ctrl.
-_KEY_NAMES = {"⏎": "enter", "↑": "up", "↓": "down", "←": "left", "→": "right", "←→": "left/right", "⌫": "backspace"}
 NO_RUN = "No run is chosen here."
 TICK_S = 0.5
 SLOW_READ_S = 1.0  # a reading that takes longer is told on the top line
 FOLLOW_AGAIN_S = 10.0  # between two tries to start the follower
 REST_S = 0.06
 PAINTED_S = 0.02  # by then what is known already has been painted, which a reading beside it would hold up
-SETTLED_S = 0.3  # after the first answer, which is painted by then
+SETTLED_S = 0.05  # after the first answer, which is painted by then
 CLOCK_S = 20.0  # without news the ages on the screen are refreshed this often
 
 
@@ -89,12 +89,14 @@ class Draftyard(App[None]):
     ) -> None:
         """Opens on the runs, on another of SCREENS, on a tab of one run, or on several compared."""
         super().__init__(driver_class=Terminal)
+        self.no_color = bool(os.environ.get("NO_COLOR"))  # an empty one wishes for nothing; Textual takes it for a wish
         self.places, self.ascii_only = places, ascii_only
         self.readonly = readonly or places is None
         self.clock = clock
         self.trouble = ""  # why what is shown may be old; empty when all is well
         self._first, self._db_name = (run, screen, compared), db_path.name
-        self.reading = ReadingThread(Room(db_path, places))
+        self._turns = Turns(self, super().on_event)
+        self.reading = ReadingThread(Room(db_path, places, give_way=self._turns.give_way))
         self._is_reading = False
         self._must_read_again = False
         self._must_forget = False  # what was read before, because a person wants it anew
@@ -104,7 +106,6 @@ class Draftyard(App[None]):
         self._shown_s = 0.0
         self._follow_tried_s, self._follow_refused = 0.0, ""  # when, and why there was none, as it was said last
         self.first_answer = asyncio.Event()
-        self._turns = Turns(self, super().on_event)
         self.baseline: str | None = None  # the run that curves are laid over
         self.num_live = 0
         self.shown: Snapshot | None = None  # the last one
@@ -159,7 +160,7 @@ class Draftyard(App[None]):
 
     def get_key_display(self, binding: Binding) -> str:
         shown = super().get_key_display(binding)
-        return " ".join(_KEY_NAMES.get(sign, sign) for sign in shown.split()) if self.ascii_only else shown
+        return spelled(shown) if self.ascii_only else shown
 
     # ------------------------------------------------------------- reading
 
@@ -185,6 +186,8 @@ class Draftyard(App[None]):
         self.ask_now()
 
     def tick(self) -> None:
+        if self._turns.are_calm:
+            tidy(is_rested=self._turns.are_rested)
         if self._is_reading:
             waited_s = self.clock() - self._asked_s
             if waited_s > SLOW_READ_S:
@@ -207,23 +210,18 @@ class Draftyard(App[None]):
 
     async def _read_for(self, screen: YardScreen) -> None:
         self._asked_s = now_s = self.clock()
-        ask = screen.ask()
+        ask, ahead = screen.ask(), screen.ahead()
         is_stale = self._must_forget or now_s - self._shown_s > CLOCK_S
         self._must_forget = False
-
-        def job(room: Room) -> Snapshot | None:
-            if is_stale:
-                room.forget()
-            return room.read(ask, now_s)
-
         try:
-            snapshot = await self.reading.do(job)
+            snapshot = await self.reading.read(ask, now_s, ahead, anew=is_stale)
         except TROUBLE as error:
             self._failing_since_s = self._failing_since_s or now_s
             self._tell_trouble(trouble(error, now_s - self._failing_since_s))
             self._answered()
             return
         self._failing_since_s = None
+        await self._turns.calm()  # keys first
         self._tell_trouble("")
         if snapshot is not None and screen is self._asking_screen():
             self._shown_s = now_s
@@ -238,7 +236,8 @@ class Draftyard(App[None]):
         if not self.first_answer.is_set():
             self.first_answer.set()
             if not self.is_headless:
-                self.set_timer(SETTLED_S, settled)
+                ready = partial(get_ready, self, (RunScreen.NAME, *SCREENS), self._turns)
+                self.set_timer(SETTLED_S, lambda: self.run_worker(ready(), group="ready"))
 
     def _keep_followed(self, snapshot: Snapshot) -> None:
         """Live runs that nobody records get their follower back; one that only looks says so on the top line."""

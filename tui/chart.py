@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rich.cells import cell_len
 
@@ -22,6 +23,7 @@ from tui.pieces import Line, Piece, fitted, width_of
 from tui.theme import MARKS, SERIES
 from tui.wording import count, fit, gib, short_count, value
 
+MOST_KNOWN = 40  # charts, two grids of curves; some 100 KB each
 MARK_EVERY = 2 * len(SERIES)  # cells; a place for each, and one between two
 SPAN_NOTE = "  line: means"  # of the steps of a column, in front of their band; the number is the newest
 
@@ -48,7 +50,16 @@ class Look:
 
 
 def chart_lines(title: str, unit: str, series: Sequence[Series], size: tuple[int, int], look: Look) -> list[Line]:
-    """Exactly `size` (width, height) of lines; height 4 at least."""
+    """Exactly `size` (width, height) of lines; height 4 at least. The newest ones are known: the thread that reads draws ahead."""
+    fixed = tuple(
+        one if isinstance(one.samples, tuple) else dataclasses.replace(one, samples=tuple(one.samples))
+        for one in series
+    )
+    return list(_drawn(title, unit, fixed, size, look))
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _drawn(title: str, unit: str, series: tuple[Series, ...], size: tuple[int, int], look: Look) -> list[Line]:
     width, height = size
     plot_height = max(1, height - 2)
     window = look.window or full_window(*(one.samples for one in series))

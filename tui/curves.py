@@ -7,7 +7,7 @@ charts, so that they stay comparable.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -87,6 +87,11 @@ class CurvesPane(Sheet):
         self._detail = detail
         self.show(self._lines)
 
+    def ahead(self) -> Callable[[RunDetail], object]:
+        """Draws the charts of what was read as they will be wanted."""
+        width, height = self.scrollable_content_region.size
+        return lambda detail: self._lines_of(detail, width, height) if width else ()
+
     def on_resize(self, event: events.Resize) -> None:
         self._read()  # another number of charts may fit; the sheet below draws by itself
 
@@ -143,7 +148,7 @@ class CurvesPane(Sheet):
         self._ask()
 
     def action_zoom(self, factor: float) -> None:
-        whole, now = self._whole_window(), self._window or self._whole_window()
+        whole, now = _whole_window(self._detail), self._window or _whole_window(self._detail)
         around = self._crosshair if self._crosshair is not None else now.last
         zoomed = now.zoomed(factor, around=around)
         first, last = max(whole.first, zoomed.first), min(whole.last, zoomed.last)
@@ -155,7 +160,7 @@ class CurvesPane(Sheet):
     def action_pan(self, fraction: float) -> None:
         if self._window is None:
             return
-        whole, moved = self._whole_window(), self._window.moved(fraction)
+        whole, moved = _whole_window(self._detail), self._window.moved(fraction)
         if whole.first <= moved.first and moved.last <= whole.last:
             self._window = moved
         self._ask()
@@ -166,7 +171,7 @@ class CurvesPane(Sheet):
 
     def action_cross(self, direction: int) -> None:
         """Moves the crosshair by two dots; the first press puts it at the newest step."""
-        window = self._window or self._whole_window()
+        window = self._window or _whole_window(self._detail)
         step = (window.last - window.first) / max(20, self._chart_width() - 8)
         at = window.last if self._crosshair is None else self._crosshair + direction * step
         self._crosshair = max(window.first, min(window.last, at))
@@ -183,12 +188,6 @@ class CurvesPane(Sheet):
         if ask_now is not None:
             ask_now()
 
-    def _whole_window(self) -> Window:
-        rows = self._detail.series if self._detail else ()
-        first = min((row.first_step for row in rows), default=0)
-        last = max((row.last_step for row in rows), default=1)
-        return Window(float(first), float(max(last, first + 1)))
-
     def _grid(self) -> tuple[int, int]:
         """Charts across and down at this size."""
         width, height = self.size.width or 78, self.size.height or 20
@@ -200,7 +199,9 @@ class CurvesPane(Sheet):
         return (self.size.width - 3 * (columns - 1)) // columns
 
     def _lines(self, width: int, height: int) -> Sequence[Line]:
-        detail = self._detail
+        return self._lines_of(self._detail, width, height)
+
+    def _lines_of(self, detail: RunDetail | None, width: int, height: int) -> Sequence[Line]:
         if detail is None or not detail.series:
             return [[("No metric has been reported yet.", "muted")]]
         columns, rows = (1, 1) if self._is_alone else self._grid()
@@ -209,12 +210,12 @@ class CurvesPane(Sheet):
         lines: list[Line] = []
         for start in range(0, min(len(detail.curves), columns * rows), columns):
             row = detail.curves[start : start + columns]
-            blocks = [(self._chart(curve, (chart_width, chart_height)), chart_width) for curve in row]
+            blocks = [(self._chart(detail, curve, (chart_width, chart_height)), chart_width) for curve in row]
             lines += [[]] if lines else []
             lines += beside(*blocks, gap=3)
         return lines
 
-    def _chart(self, curve: MetricCurve, size: tuple[int, int]) -> list[Line]:
+    def _chart(self, detail: RunDetail, curve: MetricCurve, size: tuple[int, int]) -> list[Line]:
         series = [Series(f"attempt {one.attempt}", "faint", one.samples, is_dimmed=True) for one in curve.attempts[:-1]]
         series.append(Series(curve.name, "live", curve.samples, curve.newest))
         if curve.baseline:
@@ -222,11 +223,18 @@ class CurvesPane(Sheet):
         look = Look(
             is_log=self._is_log,
             smoothing=SMOOTHINGS[self._smoothing],
-            window=self._window or self._whole_window(),
+            window=self._window or _whole_window(detail),
             crosshair=self._crosshair,
             ascii_only=bool(getattr(self.app, "ascii_only", False)),
         )
-        chosen = self._detail.series[self._chosen].name if self._detail else ""
+        chosen = detail.series[min(self._chosen, len(detail.series) - 1)].name
         is_chosen = curve.name == chosen and not self._is_alone
         title = f"▸ {curve.name}" if is_chosen else curve.name
         return chart_lines(title, curve.unit, series, size, look)
+
+
+def _whole_window(detail: RunDetail | None) -> Window:
+    rows = detail.series if detail else ()
+    first = min((row.first_step for row in rows), default=0)
+    last = max((row.last_step for row in rows), default=1)
+    return Window(float(first), float(max(last, first + 1)))

@@ -6,7 +6,7 @@ A screen says what it wants read (`ask`) and shows what was read (`present`). It
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
@@ -65,6 +65,10 @@ class YardScreen(Screen[None], Bare):
 
     def present(self, snapshot: Snapshot) -> None:
         raise NotImplementedError
+
+    def ahead(self) -> Callable[[Snapshot], object]:
+        """What the reading thread does with a snapshot before this screen gets it: draws the charts of it, which are then known."""
+        return lambda _: None
 
     def crumbs(self) -> Sequence[Piece]:
         """Where we are, beside the program's name."""

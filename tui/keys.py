@@ -27,3 +27,12 @@ def _kinds_below(kind: type[Any]) -> Iterator[type[Any]]:
     for below in kind.__subclasses__():
         yield below
         yield from _kinds_below(below)
+
+
+# Signs of keys that have no likeness in ASCII: `^` would read as ctrl.
+_KEY_NAMES = {"⏎": "enter", "↑": "up", "↓": "down", "←": "left", "→": "right", "←→": "left/right", "⌫": "backspace"}
+
+
+def spelled(shown: str) -> str:
+    """Keys as they are shown, in ASCII."""
+    return " ".join(_KEY_NAMES.get(sign, sign) for sign in shown.split())

@@ -51,9 +51,12 @@ class Painted(ScrollView):
             int, tuple[tuple[object, ...], Strip]
         ] = {}  # line of the screen -> what it said, as it was painted
         self._inked: tuple[str, Inked] | None = None  # the theme's name and its inks on the ground of this widget
+        self._above = (
+            0  # lines that are scrolled away, as of the last look: asking for them is a tenth of what a line costs
+        )
 
     def said(self, y: int) -> object:
-        """All that line `y` of the screen depends on, to be compared."""
+        """All that line `y` of the screen depends on, to be compared; `_above` lines are scrolled away."""
         raise NotImplementedError
 
     def painted(self, y: int, width: int, inks: Inked) -> Iterable[Segment]:
@@ -67,19 +70,24 @@ class Painted(ScrollView):
     def repaint_changed(self) -> None:
         """Asks for those lines anew that say something else than what is on the screen."""
         room, top = self.scrollable_content_region.size, self.styles.gutter.top
+        self._above = int(self.scroll_offset.y)
+        changed = []
         for y in range(room.height):
             known = self._kept.get(y + top)
             if known is None or known[0][0] != self.said(y):
-                self.refresh(Region(0, y, room.width, 1))
+                changed.append(Region(0, y, room.width, 1))
+        if changed:
+            self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         inks, outer = self._inks(), self.outer_size
-        room, gutter = self.scrollable_content_region.size, self.styles.gutter
+        room, gutter, theme = self.scrollable_content_region.size, self.styles.gutter, self.app.theme
+        self._above = int(self.scroll_offset.y)
         strips = []
         for y in crop.line_range:
             row = y - gutter.top
             is_blank = not (0 <= row < room.height)
-            says = (None if is_blank else self.said(row), outer.width, room.width, self.app.theme)
+            says = (None if is_blank else self.said(row), outer.width, room.width, theme)
             known = self._kept.get(y)
             if known is None or known[0] != says:
                 pieces = () if is_blank else self.painted(row, room.width, inks)
@@ -144,17 +152,35 @@ def segments(line: Iterable[tuple[str, str]], width: int, inks: Inked) -> list[S
 
     Control characters end here: nothing a name or a log holds reaches the terminal.
     """
-    found, room = [], width
+    safe, room = [], width
     for text, meaning in line:
-        safe = inert(text)
-        size = cell_len(safe)
-        if size > room:
-            safe, size = fit(safe, room), room
+        piece, size = cut(text, room)
         if size:
-            found.append(Segment(safe, inks[meaning]))
+            safe.append((piece, inks[meaning]))
         room -= size
         if not room:
             break
     if room:
-        found.append(Segment(" " * room, inks.ground))
-    return found
+        safe.append((" " * room, inks.ground))
+    return joined(safe)
+
+
+def cut(text: str, room: int) -> tuple[str, int]:
+    """The text without control characters, of at most `room` cells, and how many it has."""
+    safe = inert(text)
+    size = len(safe) if safe.isascii() else cell_len(safe)
+    return (fit(safe, room), room) if size > room else (safe, size)
+
+
+def joined(pieces: Iterable[tuple[str, Style]]) -> list[Segment]:
+    """Neighbours of one style are one segment: what a line costs to paint is by segments, not by cells."""
+    found: list[Segment] = []
+    words, ink = "", None
+    for text, style in pieces:
+        if style is ink:
+            words += text
+            continue
+        if words:
+            found.append(Segment(words, ink))
+        words, ink = text, style
+    return [*found, Segment(words, ink)] if words else found

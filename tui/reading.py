@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from tui.snapshot import Room
+from tui.snapshot import Ask, Room, Snapshot
 
 Result = TypeVar("Result")
 
@@ -61,6 +61,19 @@ class ReadingThread:
         future: Future[Result] = Future()
         self._jobs.put(lambda: _settle(future, lambda: job(self._room)))
         return await asyncio.wrap_future(future)
+
+    async def read(self, ask: Ask, at_s: float, ahead: Callable[[Snapshot], object], *, anew: bool) -> Snapshot | None:
+        """What `Room.read` does, and `ahead` with what it found; `anew` also where nothing has changed."""
+
+        def job(room: Room) -> Snapshot | None:
+            if anew:
+                room.forget()
+            snapshot = room.read(ask, at_s)
+            if snapshot is not None:
+                ahead(snapshot)
+            return snapshot
+
+        return await self.do(job)
 
     def stop(self, *, wait_s: float = 0.2) -> None:
         """Lets the thread end after its present job; waits a moment only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -14,6 +15,7 @@ from orchestrator.store.rows import RunRow, State
 from tui.checkpoints import checkpoint_lines
 from tui.curves import CurvesPane
 from tui.deeds import gpus_of
+from tui.detail import RunDetail
 from tui.editor import Finding, log_file
 from tui.failure import failure_lines
 from tui.frame import YardScreen
@@ -27,6 +29,7 @@ from tui.snapshot import Ask, CurvesAsk, Snapshot
 from tui.spec import spec_lines
 from tui.wording import state_letter
 
+Draw = Callable[[RunDetail, float, int, int], Sequence[Line]]  # of a run at that time, in so many cells and lines
 TABS = ("overview", "curves", "memory", "log", "failure", "spec", "files")
 
 
@@ -116,30 +119,42 @@ class RunScreen(YardScreen):
             baseline=self.app.baseline,
         )
 
+    def ahead(self) -> Callable[[Snapshot], object]:
+        draw, (width, height) = self._page_of(self.tab), self._page.scrollable_content_region.size
+        curves = self._curves.ahead() if self.tab == "curves" else None
+
+        def do(snapshot: Snapshot) -> None:
+            if snapshot.detail is not None and curves is not None:
+                curves(snapshot.detail)
+            elif snapshot.detail is not None and draw is not None and width:
+                draw(snapshot.detail, snapshot.at_s, width, height)
+
+        return do
+
     def present(self, snapshot: Snapshot) -> None:
-        detail = snapshot.detail
+        detail, draw = snapshot.detail, self._page_of(self.tab)
         if detail is None:
             return
         self.selector = detail.run.id
         self._tabs.redraw()
+        if draw is not None:
+            self._page.show(lambda width, height: draw(detail, snapshot.at_s, width, height))
+        elif self.tab == "curves":
+            self._curves.present(detail)
+        else:
+            self._log.present(snapshot)
+
+    def _page_of(self, tab: str) -> Draw | None:
+        """What draws a tab of lines alone."""
         ascii_only = self.app.ascii_only
-        match self.tab:
-            case "overview":
-                self._draw(
-                    lambda width, height: overview_lines(detail, snapshot.at_s, width, height, ascii_only=ascii_only)
-                )
-            case "curves":
-                self._curves.present(detail)
-            case "log":
-                self._log.present(snapshot)
-            case "memory":
-                self._draw(lambda width, height: memory_tab_lines(detail, width, height, ascii_only=ascii_only))
-            case "failure":
-                self._draw(lambda width, _: failure_lines(detail, width))
-            case "spec":
-                self._draw(lambda width, _: spec_lines(detail, width))
-            case "files":
-                self._draw(lambda width, _: checkpoint_lines(detail, snapshot.at_s, width))
+        pages: dict[str, Draw] = {
+            "overview": partial(overview_lines, ascii_only=ascii_only),
+            "memory": lambda detail, _, width, height: memory_tab_lines(detail, width, height, ascii_only=ascii_only),
+            "failure": lambda detail, _, width, _height: failure_lines(detail, width),
+            "spec": lambda detail, _, width, _height: spec_lines(detail, width),
+            "files": lambda detail, at_s, width, _height: checkpoint_lines(detail, at_s, width),
+        }
+        return pages.get(tab)
 
     def crumbs(self) -> Sequence[Piece]:
         if self.snapshot is None or self.snapshot.detail is None:
@@ -180,9 +195,6 @@ class RunScreen(YardScreen):
     def _pane(self) -> Widget:
         """What shows the open tab. Those that are lines alone share one sheet: a widget less is 1 ms less to open a run."""
         return {"curves": self._curves, "log": self._log}.get(self.tab, self._page)
-
-    def _draw(self, draw: Callable[[int, int], Sequence[Line]]) -> None:
-        self._page.show(draw)
 
     def _focus_pane(self) -> None:
         self.focus_on(self._log.body if self.tab == "log" else self._pane())

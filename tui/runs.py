@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events, on
@@ -134,15 +134,22 @@ class RunsScreen(HomeScreen):
             self.app.ask_now()  # now that there is a run under the cursor
         self._tell_cause()
 
+    def ahead(self) -> Callable[[Snapshot], object]:
+        draw, (width, height) = self._preview_of(), self._preview.scrollable_content_region.size
+        return lambda snapshot: draw(snapshot, width, height)
+
     def _present_preview(self, snapshot: Snapshot) -> None:
-        detail = snapshot.detail
-        if detail is None:
-            self._preview.show(lambda _width, _height: ())
-        else:
-            lines_of = below_lines if self.has_class("below") else beside_lines
-            self._preview.show(
-                lambda width, height: lines_of(detail, snapshot.at_s, width, height, ascii_only=self.app.ascii_only)
-            )
+        draw = self._preview_of()
+        self._preview.show(lambda width, height: draw(snapshot, width, height))
+
+    def _preview_of(self) -> Callable[[Snapshot, int, int], Sequence[Line]]:
+        lines_of, ascii_only = below_lines if self.has_class("below") else beside_lines, self.app.ascii_only
+
+        def draw(snapshot: Snapshot, width: int, height: int) -> Sequence[Line]:
+            detail = snapshot.detail
+            return () if detail is None else lines_of(detail, snapshot.at_s, width, height, ascii_only=ascii_only)
+
+        return draw
 
     def told(self) -> Sequence[Piece]:
         num_runs = self.snapshot.num_runs if self.snapshot else 0

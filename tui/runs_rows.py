@@ -106,7 +106,8 @@ def trouble_cells(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Sequen
 
 def trouble_columns(runs: Sequence[RunRow]) -> tuple[Column, ...]:
     """The same list when it is sorted by how badly off runs are: what their names leave is for what is wrong."""
-    names = max((width_of(name_pieces(run)) for run in runs), default=0)
+    named = {(run.kind, run.recipe, run.branch): run for run in runs}  # of thousands few have a name of their own
+    names = max((width_of(name_pieces(run)) for run in named.values()), default=0)
     return (
         Column("", 2),
         Column("run", max(len("run"), min(MOST_NAME, names))),

@@ -77,9 +77,9 @@ class Sheet(Painted):
         return super().render_lines(crop)
 
     def said(self, y: int) -> object:
-        row = y + self.scroll_offset.y
+        row = y + self._above
         return self.lines[row] if row < len(self.lines) else BLANK
 
     def painted(self, y: int, width: int, inks: Inked) -> list[Segment]:
-        row = y + self.scroll_offset.y
+        row = y + self._above
         return segments(self.lines[row] if row < len(self.lines) else BLANK, width, inks)

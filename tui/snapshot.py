@@ -9,7 +9,7 @@ readings.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ LIST_METRICS = ("loss", "block_tokens_per_s", "context_tokens_per_s", "step_s", 
 SPARK_POINTS = 16  # two a cell
 LIST_LIMIT = 500
 _IS_LIVE = f"status:{','.join(LIVE_STATES)}"
+STEPS = 2000  # of SQLite's machine: some ten microseconds
+READER_WAIT_S = 0.1  # what one reading stands still at most, for others
 BUSY_TIMEOUT_S = 0.25  # a busy database is told on the screen, not waited for
 
 
@@ -138,8 +140,13 @@ class Snapshot:
 class Room:
     """The reading thread's own: a Reader, and what was read before."""
 
-    def __init__(self, db_path: Path, places: Places | None = None) -> None:
+    def __init__(
+        self, db_path: Path, places: Places | None = None, *, give_way: Callable[[float], float] | None = None
+    ) -> None:
+        """`give_way` is called again and again while it reads, with the seconds that it may still stand still in that reading,
+        and returns what is left of them."""
         self._path, self._places = db_path, places
+        self._give_way, self._may_stand_s = give_way, 0.0
         self._reader: Reader | None = None
         self._place, self._is_another, self._was_replaced = Place(db_path), False, False
         self._seen: tuple[object, ...] = ()
@@ -155,6 +162,7 @@ class Room:
         """
         self._look_at_place()
         reader = self.reader
+        self._be_polite(reader)
         is_followed = self._places is None or followed.is_followed(self._places)
         seen = (ask, reader.data_version(), _log_size(reader, ask), is_followed)
         if seen == self._seen:
@@ -166,6 +174,18 @@ class Room:
         )
         self._seen, self._is_another = seen, False
         return snapshot
+
+    def _be_polite(self, reader: Reader) -> None:
+        """Before every question to the database, and every so many steps of one, whoever is in a hurry goes first."""
+        self._may_stand_s = READER_WAIT_S
+        if self._give_way is not None:
+            with reader.database.sqlite() as connection:
+                connection.set_trace_callback(self._stand)
+                connection.set_progress_handler(self._stand, STEPS)
+
+    def _stand(self, _sql: str = "") -> None:
+        assert self._give_way is not None
+        self._may_stand_s = self._give_way(self._may_stand_s)
 
     @property
     def reader(self) -> Reader:

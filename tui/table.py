@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.cells import cell_len
 from rich.segment import Segment
+from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
 
 from orchestrator.actions.log_text import inert
-from tui.painted import Inked, Painted, segments
+from tui.painted import Inked, Painted, cut, joined, segments
 from tui.wording import fit
 
 Piece = tuple[str, str]  # text and meaning
@@ -73,7 +73,7 @@ class Table(Painted, can_focus=True):
         self._keys: Sequence[str] = ()
         self._draw: Callable[[int], Cells] = lambda _: ()
         self._cells: dict[tuple[int, bool], Cells] = {}  # of the rows there are now, and under the cursor
-        self._placed: tuple[tuple[int, Sequence[Column]], list[Column]] | None = None
+        self._placed: tuple[tuple[int, Sequence[Column]], tuple[list[Column], list[int]]] | None = None
         self.cursor_key: str | None = None
         self.cursor = 0
         self.marks: set[str] = set()
@@ -178,7 +178,7 @@ class Table(Painted, can_focus=True):
     def said(self, y: int) -> object:
         if y == 0:
             return self._all_columns
-        row = y - 1 + self.scroll_offset.y
+        row = y - 1 + self._above
         if row >= len(self._keys):
             return (len(self._keys), self._empty)
         is_cursor = row == self.cursor
@@ -197,16 +197,22 @@ class Table(Painted, can_focus=True):
         self.repaint_changed()
 
     def painted(self, y: int, width: int, inks: Inked) -> list[Segment]:
+        columns, kept = self._columns(width)
         if y == 0:
-            head = [(_aligned(column.title, column), "faint") for column in self._columns()]
+            head = [(_aligned(column.title, column), "faint") for column in columns]
             return segments([(" ", "faint"), *head], width, inks)
-        row = y - 1 + self.scroll_offset.y
+        row = y - 1 + self._above
         if row >= len(self._keys):
             return segments([(f"   {self._empty}", "muted")] if not self._keys and y == 2 else (), width, inks)
-        pieces: list[Piece] = [(self._before(row), "accent")]
-        for column, cell in zip(self._columns(), self._kept_cells(row), strict=True):
-            pieces += _cell(cell, column)
-        return segments(pieces, width, inks.on("cursor_ground") if row == self.cursor else inks)
+        inks = inks.on("cursor_ground") if row == self.cursor else inks
+        cells, pieces = self._cells_of(row), [(self._before(row), inks["accent"])]
+        room = width - 1
+        for column, number in zip(columns, kept, strict=True):
+            pieces += _cell(cells[number], column, inks)
+            room -= column.width + 1
+        if room < 0:  # of a screen that has no room for the least of them
+            return segments([(self._before(row), "accent")], width, inks)
+        return joined([*pieces, (" " * room, inks.ground)])
 
     def _before(self, row: int) -> str:
         """The sign before a row: its mark, its letter, the cursor."""
@@ -214,11 +220,13 @@ class Table(Painted, can_focus=True):
         letter = self._signed[1] if key == self._signed[0] else "▌" if row == self.cursor and self.has_focus else " "
         return "●" if key in self.marks else letter
 
-    def _columns(self) -> list[Column]:
-        """The columns there is room for, the one that takes the rest with its width."""
-        asked = (self._width, self._all_columns)
+    def _columns(self, width: int) -> tuple[list[Column], list[int]]:
+        """The columns there is room for, the one that takes the rest with its width, and which of all they are."""
+        asked = (width, self._all_columns)
         if self._placed is None or self._placed[0] != asked:
-            self._placed = (asked, self._placed_in(self._width - 1))
+            titles = [column.title for column in self._all_columns]
+            placed = self._placed_in(width - 1)
+            self._placed = (asked, (placed, [titles.index(column.title) for column in placed]))
         return self._placed[1]
 
     def _placed_in(self, room: int) -> list[Column]:
@@ -230,26 +238,21 @@ class Table(Painted, can_focus=True):
             column if column.width else Column(column.title, max(rest, 1), column.right, column.rank) for column in kept
         ]
 
-    def _kept_cells(self, row: int) -> list[Sequence[Piece]]:
-        """Those of the columns there is room for."""
-        titles = {column.title for column in self._columns()}
-        cells = zip(self._all_columns, self._cells_of(row), strict=True)
-        return [cell for column, cell in cells if column.title in titles]
-
 
 def _aligned(text: str, column: Column) -> str:
     return fit(inert(text), column.width, right=column.right) + " "
 
 
-def _cell(pieces: Sequence[Piece], column: Column) -> list[Piece]:
+def _cell(pieces: Sequence[Piece], column: Column, inks: Inked) -> list[tuple[str, Style]]:
     """The pieces cut or padded to the column's width, and a blank behind it."""
-    cut, room = [], column.width
+    found, room = [], column.width
     for text, meaning in pieces:
-        safe = inert(text)
-        size = cell_len(safe)
-        if size > room:
-            safe, size = fit(safe, room), room
+        safe, size = cut(text, room)
         room -= size
-        cut.append((safe, meaning))
-    padding = (" " * room, "text")
-    return [padding, *cut, (" ", "text")] if column.right else [*cut, padding, (" ", "text")]
+        found.append((safe, inks[meaning]))
+    padding = " " * room
+    return (
+        [(padding, inks["text"]), *found, (" ", inks["text"])]
+        if column.right
+        else [*found, (padding + " ", inks["text"])]
+    )

@@ -7,26 +7,34 @@ together, over SSH as well; a fifth of that is what vim and tmux are told to wai
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
 import selectors
+import signal
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from textual import constants, screen
+from textual import constants, events, screen
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
+from textual.geometry import Size
 from textual.message import Message
+
+from tui.turns import RESTED_S, Turns
 
 ESCAPE_S = 0.02
 IDLE_S = 0.1
 PAINT_S = 1 / 120  # what a change waits at most for others to be painted with it
 SWITCH_S = 0.0005  # Python's own 5 ms is what each turn of the painting thread waited for the reading one
-FEW_OBJECTS = 5000  # made between two collections; a screen that is drawn anew makes some thousands
+FEW_OBJECTS = 5000  # made since the last collection, from which on another is worth it; a screen that is drawn anew makes some thousands
+LOOKS = 20  # at the newest of them, until all that was made since the start is looked through
+MOST_LOOKS = 200
+MANY_OBJECTS = 100_000  # from which on Python collects by itself, whoever waits
 
 
 class Terminal(LinuxDriver):
@@ -43,6 +51,17 @@ class Terminal(LinuxDriver):
             super()._sigcont_application()
         else:
             self._loop.call_soon_threadsafe(self._app.refresh)  # the shell may have written over it
+
+    def start_application_mode(self) -> None:
+        """The size is asked for in the loop. Textual asks in the handler of the signal, which the next one interrupts: in a storm
+        of resizes the size before was told last at times, and the screen stayed at it."""
+        super().start_application_mode()  # type: ignore[no-untyped-call]
+        asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, self._tell_size)
+
+    def _tell_size(self) -> None:
+        if not self._in_band_window_resize:
+            size = Size(*self._get_terminal_size())
+            self.send_message(events.Resize(size, size))
 
     def run_input_thread(self) -> None:
         parser, decode = XTermParser(self._debug), getincrementaldecoder("utf-8")().decode
@@ -62,9 +81,9 @@ class Terminal(LinuxDriver):
                     min(escape_s, IDLE_S) if is_ready else IDLE_S
                 )  # the parser knows when; the way out waits for us
 
-    def _send(self, events: Iterable[Message]) -> None:
-        for event in events:
-            self.process_message(event)
+    def _send(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.process_message(message)
 
 
 class _Unheard:
@@ -98,8 +117,28 @@ def no_pauses() -> None:
 def settled() -> None:
     """What there is now stays: it is never looked through again, which took 15 to 50 ms each time."""
     gc.freeze()
-    gc.set_threshold(FEW_OBJECTS, 10, 10)
+    gc.set_threshold(MANY_OBJECTS, 10, 10)
     gc.enable()
+
+
+def tidy(*, is_rested: bool) -> None:
+    """Looks through what was made since, when no key waits for it: some milliseconds. All of it, which takes tens of them, where
+    nobody is typing, or has been for long."""
+    newest, _, num_looks = gc.get_count()
+    if gc.isenabled() and newest > FEW_OBJECTS:
+        gc.collect(2 if num_looks >= (LOOKS if is_rested else MOST_LOOKS) else 1)
+
+
+async def get_ready(app: App[Any], screens: Sequence[str], turns: Turns) -> None:
+    """Makes the screens that keys lead to before anybody asks for them: what the first of a kind took, 50 ms for that of a run,
+    went into its styles and widgets. The first at once, the others one at a time while nobody types."""
+    await turns.calm()
+    await app._get_screen(screens[0])[1]  # as Textual's push_screen begins
+    settled()
+    for name in screens[1:]:
+        while not turns.are_rested:
+            await asyncio.sleep(RESTED_S)
+        await app._get_screen(name)[1]
 
 
 def speaks_unicode() -> bool:

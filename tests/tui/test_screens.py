@@ -96,6 +96,22 @@ async def test_without_colour_nothing_has_one_nor_a_ground(
     assert {str(colour.name) for style in styles for colour in (style.color, style.bgcolor) if colour} <= {"default"}
 
 
+async def test_an_empty_no_color_wishes_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, open_app: Callable[..., Draftyard]
+) -> None:
+    """As no-color.org has it: present and not empty."""
+    monkeypatch.setenv("NO_COLOR", "")
+    app = open_app()
+    async with opened(app):
+        strips = app.screen.query_one("#list").render_lines(app.screen.region)
+
+    colours = {
+        segment.style.color.name for strip in strips for segment in strip if segment.style and segment.style.color
+    }
+    assert len(colours) > 3
+    assert not app.no_color
+
+
 async def test_curves_are_told_apart_by_their_marks(open_app: Callable[..., Draftyard]) -> None:
     app = open_app()
     async with opened(app, "space", "space", "c", size=(120, 40)) as pilot:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tui_terminal import Face
 from orchestrator.follow.lease import lease
 from tests.tui.terminal import ENTER_SCREEN, LEAVE_SCREEN, Terminal, at_terminal, plain, watching
 from tests.tui.world import Writer, Yard, steps
@@ -63,8 +64,9 @@ def test_the_live_curve_moves_and_q_leaves_the_run_running(yard_copy: Path) -> N
         ([], {"TERM": "screen-256color", "COLORTERM": ""}, {"5"}),  # as in tmux
         ([], {"TERM": "xterm", "COLORTERM": ""}, set()),
         (["--theme", "draftyard-light"], {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLORTERM": "truecolor"}, None),
+        (["--theme", "draftyard-light"], {"NO_COLOR": "", "COLORTERM": "truecolor"}, {"2"}),
     ],
-    ids=["light", "own-16", "256", "16", "none"],
+    ids=["light", "own-16", "256", "16", "none", "empty"],
 )
 def test_colours_are_those_that_the_terminal_knows_and_the_theme_has(
     arguments: list[str],
@@ -98,15 +100,51 @@ def test_a_storm_of_resizes_ends_at_the_last_size(yard_copy: Path) -> None:
         for number in range(100):
             terminal.resize(*((20, 5), (400, 120), (81, 25), (60, 14))[number % 4])
             terminal.drain()
-        terminal.resize(100, 30)
         begin = len(terminal.written)
-        assert terminal.read_until("help.*quit", since=begin)
+        terminal.resize(100, 30)
+        assert _has_keys_on_line(terminal, 30, since=begin)
         terminal.press("q")
         code = terminal.end()
 
     assert code == 0
     assert "Traceback" not in terminal.written
     assert terminal.written.count(ENTER_SCREEN) == terminal.written.count(LEAVE_SCREEN) == 1
+
+
+def _has_keys_on_line(terminal: Terminal, line: int, *, since: int) -> bool:
+    """Whether the line of keys comes to stand there, the last of a screen that is so high."""
+    ends_s = time.monotonic() + 60
+    while time.monotonic() < ends_s:
+        terminal.drain(0.1)
+        face = Face((100, line))
+        face.feed(terminal.written[since:].encode())
+        if "q quit" in (str(face).splitlines() or [""])[-1]:
+            return True
+    return False
+
+
+@pytest.mark.slow
+def test_resizes_that_come_in_bursts_are_laid_out_together(yard_copy: Path) -> None:
+    """One layout for all of 1/120 s, and the last size wins: a handler that the next signal interrupts told the one before last."""
+    command = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(yard_copy), "--readonly"]
+    with at_terminal(command) as terminal:
+        assert terminal.read_until("qwen27b/ddtree")
+        terminal.drain(0.5)
+        seen, began_s = len(terminal.written), time.monotonic()
+        for number in range(600):
+            terminal.resize(*((20, 5), (400, 120), (81, 25), (60, 14))[number % 4])
+            if number % 100 == 99:
+                terminal.drain(0.01)
+        terminal.resize(100, 30)
+        is_last = _has_keys_on_line(terminal, 30, since=seen)
+        took_s = time.monotonic() - began_s
+        num_layouts = len(re.findall("draftyard  1 runs|is too small", plain(terminal.written[seen:])))
+        terminal.press("q")
+        terminal.end()
+
+    assert is_last
+    assert 1 <= num_layouts <= 2 + 120 * took_s
+    assert num_layouts < 300
 
 
 @pytest.mark.slow

@@ -1,18 +1,31 @@
-"""Keys that come in one read: each reaches the screen that the one before it opened."""
+"""Keys that come in one read: each reaches the screen that the one before it opened. And keys go before everything else."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from textual import events
+from textual._callback import count_parameters
 
 from orchestrator.actions.places import Places
-from tests.tui.golden import opened
+from tests.tui.golden import opened, press
+from tests.tui.world import NOW_S
 from tests.tui.yard import LIVE, UNREACHABLE
 from tui.app import Draftyard
+from tui.chart import _drawn
+from tui.home import SCREENS
 from tui.launch import LaunchScreen
 from tui.plain import screen_text
 from tui.run import RunScreen
 from tui.runs import RunsScreen
+from tui.snapshot import READER_WAIT_S, Ask, Room
+from tui.terminal import FEW_OBJECTS, get_ready, settled, tidy
+from tui.turns import NEWS_WAIT_S, Turns, _Mark
 
 
 def burst(app: Draftyard, *keys: str) -> None:
@@ -89,3 +102,136 @@ async def test_a_launch_that_ends_while_another_run_is_read_leaves_that_one_open
         assert isinstance(app.screen, RunScreen)
         assert app.screen.selector == LIVE
         assert f"{UNREACHABLE} has started." in [toast.message for toast in app._notifications]
+
+
+@pytest.mark.slow
+async def test_while_a_key_is_under_way_news_and_the_reading_thread_wait_a_while(
+    open_app: Callable[..., Draftyard],
+) -> None:
+    """Not for ever: a key that hangs holds up neither for long."""
+    is_done = asyncio.Event()
+    waited: list[float] = []
+
+    async def hand_on(_: events.Event) -> None:
+        await is_done.wait()
+
+    app = open_app()
+    async with opened(app):
+        turns = Turns(app, hand_on)
+        assert turns.are_calm
+        assert turns.give_way(READER_WAIT_S) == READER_WAIT_S
+        key = asyncio.create_task(turns.take(events.Key("j", "j")))
+        await asyncio.sleep(0)
+        began_s = time.monotonic()
+        await turns.calm()
+        waited.append(time.monotonic() - began_s)
+        left_s = await asyncio.to_thread(turns.give_way, READER_WAIT_S)
+        calm_under_way = turns.are_calm
+        is_done.set()
+        await key
+        reading = asyncio.create_task(asyncio.to_thread(turns.give_way, 60.0))
+        await asyncio.wait_for(turns._calm.wait(), 60)
+
+        assert (await reading) > 0  # it went on when the key's answer was painted
+        assert not calm_under_way
+        assert turns.are_calm
+        assert not turns.are_rested
+        assert waited[0] >= 0.9 * NEWS_WAIT_S
+        assert left_s <= 0
+
+
+def test_a_reading_gives_way_between_its_questions_and_stands_still_no_longer_than_it_may(filled_yard: Path) -> None:
+    left: list[float] = []
+
+    def give_way(left_s: float) -> float:
+        left.append(left_s)
+        return left_s - 0.01
+
+    with contextlib.closing(Room(filled_yard, give_way=give_way)) as room:
+        snapshot = room.read(Ask(run=LIVE), NOW_S)
+        room.forget()
+        asked = len(left)
+        room.read(Ask(run=LIVE), NOW_S)
+
+    assert snapshot is not None
+    assert snapshot.detail is not None
+    assert asked > 20
+    assert left[0] == left[asked] == READER_WAIT_S
+    assert left[1] < left[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys", [(), ("enter",), ("enter", "2"), ("enter", "3")], ids=["list", "overview", "curves", "memory"]
+)
+async def test_charts_of_news_are_drawn_before_they_reach_the_screen(
+    keys: tuple[str, ...], open_app: Callable[..., Draftyard]
+) -> None:
+    """By the thread that reads; a key that comes meanwhile waits for none of them."""
+    app = open_app()
+    async with opened(app, *keys, size=(170, 45)) as pilot:
+        await press(app, pilot, *(["j"] if not keys else []))
+        screen = app.screen
+        assert isinstance(screen, RunsScreen | RunScreen)
+        assert screen.snapshot is not None
+        _drawn.cache_clear()
+        await asyncio.to_thread(screen.ahead(), screen.snapshot)
+        ahead = _drawn.cache_info().misses
+        screen.present(screen.snapshot)
+
+        assert ahead > 0
+        assert _drawn.cache_info().misses == ahead
+
+
+@pytest.fixture
+def own_garbage() -> Iterator[None]:
+    """What is set about collecting is put back."""
+    before, was_enabled = gc.get_threshold(), gc.isenabled()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+    (gc.enable if was_enabled else gc.disable)()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_garbage")
+async def test_the_screens_are_made_before_a_key_leads_to_them(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app()
+    async with opened(app, "j", "k") as pilot:
+        before = {name for name in (RunScreen.NAME, *SCREENS) if app.get_screen(name).is_running}
+        await get_ready(app, (RunScreen.NAME, *SCREENS), app._turns)
+        after = {name for name in (RunScreen.NAME, *SCREENS) if app.get_screen(name).is_running}
+        await press(app, pilot, "enter", "3", "escape", "3")
+
+        assert before == {"runs"}
+        assert after == {RunScreen.NAME, *SCREENS}
+        assert "3 smoke" in screen_text(app)
+        assert len(app.screen_stack) == 2
+
+
+@pytest.mark.usefixtures("own_garbage")
+def test_what_is_made_meanwhile_is_looked_through_at_rest_alone() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.me = self
+
+    settled()
+    rings = [weakref.ref(Ring()) for _ in range(3 * FEW_OBJECTS)]
+    before = sum(ring() is not None for ring in rings)
+    tidy(is_rested=False)
+    after = sum(ring() is not None for ring in rings)
+    gc.disable()
+    kept = [weakref.ref(Ring()) for _ in range(3 * FEW_OBJECTS)]
+    tidy(is_rested=True)
+
+    assert before == 3 * FEW_OBJECTS  # a key would have waited for it
+    assert after == 0
+    assert all(ring() is not None for ring in kept)  # until the first answer nothing is looked through
+
+
+def test_what_a_pump_reaches_says_itself_that_it_takes_nothing() -> None:
+    mark = _Mark()
+
+    assert count_parameters(mark) == 0
+    mark()
+    assert mark.is_set()
