@@ -19,13 +19,15 @@ from orchestrator.actions.log_text import ERRORS
 from orchestrator.errors import UsageError
 from orchestrator.store.rows import State
 from tui.field import Field
-from tui.log_page import Found, LogAsk, LogPage, finder, search_log
+from tui.log_page import LogAsk, LogPage, search_log
 from tui.log_sheet import LogSheet
 from tui.ordering import TROUBLE, refusal
 from tui.painted import Rows
 from tui.pieces import Line, Piece
+from tui.reading import beside
+from tui.searcher import Searcher, Span, TooSlow, finder, is_plain
 from tui.sheet import Sheet
-from tui.snapshot import Room, Snapshot
+from tui.snapshot import Snapshot
 from tui.wording import percent, sized
 
 
@@ -52,6 +54,7 @@ class LogPane(Rows):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._set_out()
+        self._searcher = Searcher()
         self._state = Sheet(id="log-state")
         self.body = LogSheet(id="log-lines", classes="scrolls")
         self._box = Field(id="search", compact=True, placeholder="a regular expression, any case")
@@ -67,6 +70,7 @@ class LogPane(Rows):
         self._stream: str | None = None  # None: the one that says more, until a person chooses
         self._page: LogPage | None = None
         self._pattern = ""
+        self._is_trusted = False  # that it ends: plain words, and ours
         self._said = ""  # about the search
         self._has_ended = False  # nothing more will be printed
 
@@ -74,6 +78,9 @@ class LogPane(Rows):
         yield self._state
         yield self.body
         yield self._box
+
+    def on_unmount(self) -> None:
+        self._searcher.close()
 
     def on_mount(self) -> None:
         self._state.show(lambda _width, _height: [self._state_line()])
@@ -93,8 +100,10 @@ class LogPane(Rows):
                 self.action_stream()
                 return
         self._has_ended = snapshot.detail is not None and snapshot.detail.run.state.is_final
-        self._page = page
+        is_new, self._page = page != self._page, page
         self.body.present(page)
+        if is_new:
+            self._mark()
         self._state.redraw()
 
     # ------------------------------------------------------------- actions
@@ -136,8 +145,8 @@ class LogPane(Rows):
             self.app.pop_screen()
 
     def action_first_error(self) -> None:
-        self._pattern = ERRORS
-        self.body.highlight(re.compile(ERRORS, re.IGNORECASE))
+        self._pattern, self._is_trusted = ERRORS, True
+        self._mark()
         self._search(after=0, backwards=False)
 
     def action_again(self, direction: int) -> None:
@@ -156,8 +165,8 @@ class LogPane(Rows):
         except UsageError as error:
             self._say(str(error))
             return
-        self.body.highlight(re.compile(event.value, re.IGNORECASE))
-        self._pattern = event.value
+        self._pattern, self._is_trusted = event.value, is_plain(event.value)
+        self._mark()
         self._search(after=self.body.top_offset(), backwards=False)
 
     # --------------------------------------------------------------- inner
@@ -170,21 +179,50 @@ class LogPane(Rows):
         self._said = text
         self._state.redraw()
 
+    def _mark(self) -> None:
+        """What matches in the piece that is shown; of a pattern that may not end once another process has found it."""
+        if not self._pattern:
+            return
+        if self._is_trusted:
+            self.body.highlight(partial(_spans, re.compile(self._pattern, re.IGNORECASE)))
+        else:
+            self.body.highlight(None)
+            self.run_worker(partial(self._marking, self._pattern), group="marking", exclusive=True)  # type: ignore[arg-type]
+
+    async def _marking(self, pattern: str) -> None:
+        try:
+            found = await beside(partial(self._searcher.spans, pattern, sorted(self.body.texts())))
+        except UsageError as error:
+            self._give_up(pattern, error)
+        else:
+            if pattern == self._pattern:
+                self.body.highlight(lambda text: found.get(text, ()))
+
+    def _give_up(self, pattern: str, error: UsageError) -> None:
+        """It is not tried again, neither by `n` nor with what is printed next."""
+        if pattern == self._pattern:
+            self._pattern = ""
+            self._say(str(error))
+
     def _search(self, *, after: int, backwards: bool) -> None:
         self.run_worker(partial(self._searching, after, backwards=backwards), group="search", exclusive=True)  # type: ignore[arg-type]
 
     async def _searching(self, after: int, *, backwards: bool) -> None:
         """Goes through the file in steps; a new search or another key press may end it between them."""
         page, pattern, position = self._page, self._pattern, after
+        searcher = None if self._is_trusted else self._searcher
         if page is None:
             return
         while True:
-
-            def step(room: Room, position: int = position) -> Found:
-                return search_log(room.reader, page, pattern, after=position, backwards=backwards)
-
             try:
-                found = await self.app.reading.do(step)  # type: ignore[attr-defined]
+                reader = await self.app.reading.do(lambda room: room.reader)  # type: ignore[attr-defined]
+                step = partial(
+                    search_log, reader, page, pattern, after=position, backwards=backwards, searcher=searcher
+                )
+                found = await beside(step)
+            except TooSlow as error:
+                self._give_up(pattern, error)
+                return
             except TROUBLE as error:
                 self._say(refusal(error))
                 return
@@ -216,3 +254,7 @@ class LogPane(Rows):
         if self._pattern and self._pattern != ERRORS:
             pieces.append((f"  / {self._pattern}", "accent"))
         return [*pieces, (f"  {self._said}", "warn")] if self._said else pieces
+
+
+def _spans(pattern: re.Pattern[str], text: str) -> list[Span]:
+    return [match.span() for match in pattern.finditer(text)]

@@ -6,24 +6,19 @@ unless one line is longer than the piece. Searching goes through the file in blo
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.actions.log_text import LogLine, cut_to_lines, shown_lines
-from orchestrator.errors import UsageError
 from orchestrator.store.logs import STREAMS
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow
+from tui.searcher import Searcher, finder, first_of, last_of
 
 PAGE_BYTES = 128 * 1024
 FEW_LINES = 60  # fewer would not fill a screen
 LONGEST_LINE_BYTES = 8 * 1024 * 1024  # a longer one is shown from here on
 BLOCK_BYTES = 1024 * 1024
-_IS_BY_NUMBER = re.compile(
-    r"\\[xuUN0-7]"
-)  # a sign named by its number is a byte to a pattern of bytes, where it is known at all
-Find = Callable[[bytes], Iterator[int]]
 LONGEST_SEARCH_BYTES = 64 * 1024 * 1024  # of one step of a search; the next step goes on from there
 
 
@@ -103,58 +98,51 @@ def _ending_at(reader: Reader, log: tuple[str, int, str], end: int) -> tuple[byt
     return reader.logs.read(*log, offset=start, size=end - start), start
 
 
-def search_log(reader: Reader, page: LogPage, pattern: str, *, after: int, backwards: bool = False) -> Found:
+def search_log(
+    reader: Reader,
+    page: LogPage,
+    pattern: str,
+    *,
+    after: int,
+    backwards: bool = False,
+    searcher: Searcher | None = None,
+) -> Found:
     """The next line that holds the pattern (a regular expression, any case), beginning at byte `after`.
 
-    One call reads at most LONGEST_SEARCH_BYTES, so that a search can be given up between calls.
-    Raises UsageError for what is no regular expression.
+    One call reads at most LONGEST_SEARCH_BYTES, so that a search can be given up between calls. With a `searcher` it is tried
+    there, and TooSlow raised where it does not end. Raises UsageError for what is no regular expression.
     """
     find = finder(pattern)
-    return _search_back(reader, page, find, after) if backwards else _search_on(reader, page, find, after)
+
+    def place(block: bytes) -> int | None:
+        if searcher is not None:
+            return searcher.place(pattern, block, is_last=backwards)
+        return last_of(find, block) if backwards else first_of(find, block)
+
+    return _search_back(reader, page, place, after) if backwards else _search_on(reader, page, place, after)
 
 
-def finder(pattern: str) -> Find:
-    """Where a block matches, in bytes. Over the bytes themselves, which is fast; over text for letters that are several bytes.
-
-    Raises UsageError for what is no regular expression.
-    """
-    flags = re.IGNORECASE | re.MULTILINE
-    try:
-        over_text = re.compile(pattern, flags)
-        if pattern.isascii() and not _IS_BY_NUMBER.search(pattern):
-            over_bytes = re.compile(pattern.encode(), flags)
-            return lambda block: (match.start() for match in over_bytes.finditer(block))
-    except (re.error, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(f"not a regular expression: {error}") from error
-
-    def find(block: bytes) -> Iterator[int]:
-        text = block.decode(errors="surrogateescape")
-        return (len(text[: match.start()].encode(errors="surrogateescape")) for match in over_text.finditer(text))
-
-    return find
-
-
-def _search_on(reader: Reader, page: LogPage, find: Find, after: int) -> Found:
+def _search_on(reader: Reader, page: LogPage, place: Callable[[bytes], int | None], after: int) -> Found:
     offset, stop = after, after + LONGEST_SEARCH_BYTES
     size = reader.logs.size_bytes(page.run_id, page.attempt, page.stream)
     while offset < min(size, stop):
         block = reader.logs.read(page.run_id, page.attempt, page.stream, offset=offset, size=BLOCK_BYTES)
         whole = block[: block.rfind(b"\n") + 1] or block
-        at = next(find(whole), None)
+        at = place(whole)
         if at is not None:
             return Found(offset + whole.rfind(b"\n", 0, at) + 1, offset, True)
         offset += len(whole) or BLOCK_BYTES
     return Found(None, offset, offset >= size)
 
 
-def _search_back(reader: Reader, page: LogPage, find: Find, before: int) -> Found:
+def _search_back(reader: Reader, page: LogPage, place: Callable[[bytes], int | None], before: int) -> Found:
     end, stop = before, max(0, before - LONGEST_SEARCH_BYTES)
     while end > stop:
         start = max(0, end - BLOCK_BYTES)
         block = reader.logs.read(page.run_id, page.attempt, page.stream, offset=start, size=end - start)
         block, start = cut_to_lines(block, start, at_file_start=start == 0)
-        places = list(find(block))
-        if places:
-            return Found(start + block.rfind(b"\n", 0, places[-1]) + 1, start, True)
+        at = place(block)
+        if at is not None:
+            return Found(start + block.rfind(b"\n", 0, at) + 1, start, True)
         end = start if start < end else max(0, end - BLOCK_BYTES)
     return Found(None, end, end == 0)

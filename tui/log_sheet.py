@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from rich.cells import cell_len, chop_cells
@@ -12,6 +11,7 @@ from textual import events
 from orchestrator.actions.log_text import LogLine, group_ranks
 from tui.log_page import LogPage
 from tui.pieces import Line, Piece, fitted
+from tui.searcher import Span
 from tui.sheet import Sheet
 
 
@@ -35,7 +35,7 @@ class LogSheet(Sheet):
         self._is_wrapped = False
         self._has_ranks_grouped = True
         self._shift = 0  # columns to the left of the sheet when lines are not wrapped
-        self._pattern: re.Pattern[str] | None = None
+        self._marked: Callable[[str], Sequence[Span]] = _nothing
         self._anchor: tuple[int, int] | None = None  # (offset of a line, row of the sheet it shall stand on)
         self._target: int | None = None  # the line a search found
 
@@ -82,9 +82,14 @@ class LogSheet(Sheet):
         self._has_ranks_grouped = not self._has_ranks_grouped
         self._again()
 
-    def highlight(self, pattern: re.Pattern[str] | None) -> None:
-        self._pattern = pattern
+    def highlight(self, marked: Callable[[str], Sequence[Span]] | None) -> None:
+        """`marked` tells what of a line's text is to be seen."""
+        self._marked = marked or _nothing
         self.redraw()
+
+    def texts(self) -> set[str]:
+        """What the piece says, line by line."""
+        return {line.text for line, _, _ in self._rows}
 
     def top_offset(self) -> int:
         """The byte of the first line in sight."""
@@ -214,17 +219,19 @@ class LogSheet(Sheet):
         return fitted(self._row_pieces(line, first, last + 1), width)  # its end says that there is more
 
     def _row_pieces(self, line: LogLine, first: int, last: int) -> Line:
-        text = line.text[first:last]
         meaning = "bad" if line.is_error else "text"
         pieces: list[Piece] = [(_times(line), "muted")] if first == 0 else []
-        if self._pattern is None:
-            return [*pieces, (text, meaning)]
-        position = 0
-        for match in self._pattern.finditer(text):
-            if match.end() > match.start():
-                pieces += [(text[position : match.start()], meaning), (match.group(), "match")]
-                position = match.end()
-        return [*pieces, (text[position:], meaning)]
+        position, last = first, min(last, len(line.text))
+        for start, end in self._marked(line.text):
+            start, end = max(start, position), min(end, last)
+            if start < end:
+                pieces += [(line.text[position:start], meaning), (line.text[start:end], "match")]
+                position = end
+        return [*pieces, (line.text[position:last], meaning)]
+
+
+def _nothing(_text: str) -> Sequence[Span]:
+    return ()
 
 
 def _times(line: LogLine) -> str:

@@ -1,0 +1,149 @@
+"""A pattern tried in a process of its own, with so much processor time and no more.
+
+Python's engine holds every thread while it matches, and there are patterns, `(a+)+$` is one, that end no sooner than a line of forty
+letters has been tried in all its parts. So what a person types is tried elsewhere, and the process that tries it ends by itself.
+Plain words, which always end, are not sent there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from orchestrator.errors import UsageError
+
+LIMIT_S = 2.0  # of processor time, for a piece of a log; a pattern that ends takes some milliseconds
+MARKING_S = 0.5  # for what is in sight
+_SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
+_IS_BY_NUMBER = re.compile(
+    r"\\[xuUN0-7]"
+)  # a sign named by its number is a byte to a pattern of bytes, where it is known at all
+Find = Callable[[bytes], Iterator[int]]
+Span = tuple[int, int]
+
+
+class TooSlow(UsageError):
+    """A pattern that did not end in its time."""
+
+
+def is_plain(pattern: str) -> bool:
+    """Words without a sign that means something else: they are found in one pass."""
+    return not _SPECIAL.search(pattern)
+
+
+def finder(pattern: str) -> Find:
+    """Where a block matches, in bytes. Over the bytes themselves, which is fast; over text for letters that are several bytes.
+
+    Raises UsageError for what is no regular expression.
+    """
+    flags = re.IGNORECASE | re.MULTILINE
+    try:
+        over_text = re.compile(pattern, flags)
+        if pattern.isascii() and not _IS_BY_NUMBER.search(pattern):
+            over_bytes = re.compile(pattern.encode(), flags)
+            return lambda block: (match.start() for match in over_bytes.finditer(block))
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"not a regular expression: {error}") from error
+
+    def find(block: bytes) -> Iterator[int]:
+        text = block.decode(errors="surrogateescape")
+        return (len(text[: match.start()].encode(errors="surrogateescape")) for match in over_text.finditer(text))
+
+    return find
+
+
+def first_of(find: Find, block: bytes) -> int | None:
+    return next(find(block), None)
+
+
+def last_of(find: Find, block: bytes) -> int | None:
+    newest = deque(find(block), maxlen=1)
+    return newest[0] if newest else None
+
+
+def spans_of(pattern: str, texts: Sequence[str]) -> dict[str, list[Span]]:
+    """What of each text matches, without those that match nothing or nowhere."""
+    compiled = re.compile(pattern, re.IGNORECASE)
+    found = {text: [match.span() for match in compiled.finditer(text) if match.group()] for text in texts}
+    return {text: spans for text, spans in found.items() if spans}
+
+
+class Searcher:
+    """Asks the process; starts it when it is needed, and anew where a pattern has ended it. One question at a time."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def place(self, pattern: str, block: bytes, *, is_last: bool) -> int | None:
+        """The first or the last byte of the block where it matches. Raises TooSlow."""
+        found: int | None = self._ask("last" if is_last else "first", pattern, block, LIMIT_S)
+        return found
+
+    def spans(self, pattern: str, texts: Sequence[str]) -> Mapping[str, Sequence[Span]]:
+        """`spans_of`. Raises TooSlow."""
+        found: Mapping[str, Sequence[Span]] = self._ask("spans", pattern, texts, MARKING_S)
+        return found
+
+    def close(self) -> None:
+        """Does not wait for a question that is still asked."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # what it never read
+                        pipe.close()
+
+    def _ask(self, what: str, pattern: str, given: object, limit_s: float) -> Any:
+        with self._one_at_a_time:
+            child = self._child = self._child or _started()
+            assert child.stdin is not None
+            assert child.stdout is not None
+            try:
+                pickle.dump((what, pattern, given, limit_s), child.stdin)
+                child.stdin.flush()
+                return pickle.load(child.stdout)
+            except (OSError, EOFError, pickle.UnpicklingError) as error:
+                self.close()
+                told = f"the pattern takes too long: no end after {limit_s:g} s; one without a repeat in a repeat ends"
+                raise TooSlow(told) from error
+
+
+def _started() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tui.searcher"]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def serve(asked: IO[bytes], told: IO[bytes]) -> None:
+    """Answers until nobody asks any more. A question beyond its time ends the process: its timer is the system's."""
+    find: tuple[str, Find] = ("", finder(""))
+    while True:
+        try:
+            what, pattern, given, limit_s = pickle.load(asked)
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+        if what == "spans":
+            answer: object = spans_of(pattern, given)
+        else:
+            find = find if find[0] == pattern else (pattern, finder(pattern))
+            answer = (last_of if what == "last" else first_of)(find[1], given)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        pickle.dump(answer, told)
+        told.flush()
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)
