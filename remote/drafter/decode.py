@@ -95,6 +95,38 @@ def decode_tree(
     return _speculate(target, drafter, _Text(target, prompt, setting, layers=drafter.spec.captured_layers), play)
 
 
+@torch.no_grad()
+def follow_chain(
+    target: Target, drafter: DFlashDrafter, prompt: Sequence[int], plain: Decoded, setting: Setting
+) -> tuple[int, ...]:
+    """`Decoded.accepted` of `decode_chain`, where the target's own text is known: its passes over drafts are spared.
+
+    After every right draft the target says what it has said in `plain`, and a slot behind a wrong one is not asked for.
+    Equal to decoding but for near ties, which one wide pass over the text may round differently.
+    """
+    spec, seen, accepted = drafter.spec, DraftCache(drafter.spec.num_layers), list[int]()
+    masks = [spec.mask_token_id] * (spec.block_size - 1)
+    text, ids_S = list(plain.ids), torch.tensor([*prompt, *plain.ids])
+    position_S, layers = torch.arange(len(ids_S)), spec.captured_layers
+    features_SC, _ = target.capture(ids_S, torch.zeros_like(ids_S), position_S, layers=layers)
+    anchor, num_read = 0, 0
+    while anchor < len(plain.ids) - 1:
+        block_B = torch.tensor([text[anchor], *masks], device=target.device)
+        new_MC, num_read = features_SC[num_read : len(prompt) + anchor], len(prompt) + anchor
+        hidden_DH = drafter.draft(new_MC, seen, target.embed(block_B)).to(target.dtype)[1:]
+        right = 0
+        for hidden_H in hidden_DH:
+            place = anchor + 1 + right
+            if place == len(text):  # drafted past the end of the text, which decoding does too
+                text.append(_next_token(target, prompt, text, setting))
+            if int(top_marginals(hidden_H[None], target.head_VH, width=1)[1]) != text[place]:
+                break
+            right += 1
+        accepted.append(right + 1)
+        anchor += right + 1
+    return tuple(accepted)
+
+
 def _speculate(target: Target, drafter: DFlashDrafter, text: _Text, play: Callable[[_Text, Tensor], None]) -> Decoded:
     """Draft, verify, commit until the text is done. The first draft is not timed: it reads the whole prompt."""
     spec, seen = drafter.spec, DraftCache(drafter.spec.num_layers)
@@ -189,6 +221,16 @@ class _Posterior(Sequence[int]):
         if index not in self._tokens:
             self._tokens[index] = choose(self._logits_QV[index], self._text.setting.temperature, self._text.generator)
         return self._tokens[index]
+
+
+def _next_token(target: Target, prompt: Sequence[int], ids: Sequence[int], setting: Setting) -> int:
+    """What the target says after `ids`; where it draws, after a draw for each of them."""
+    text = _Text(target, prompt, setting, layers=())
+    hidden_QH = text.verify(ids).last_hidden_BQH[0]
+    token = text.token
+    for hidden_H in hidden_QH if setting.temperature > 0 else hidden_QH[-1:]:
+        token = _Posterior(text, hidden_H[None])[0]
+    return token
 
 
 def _wait_for(device: torch.device) -> None:

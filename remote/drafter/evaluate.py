@@ -3,8 +3,10 @@
 The plain decode is made once and serves every drafter: as the clock, as the text that drafting must
 reproduce, and as the answers of the offline estimates. A drafted text may differ only where two tokens
 are so near that the rounding of a wider pass decides; such a place is counted and explained, any other
-is counted as a mismatch. Each distinct prompt counts once. Prompts whose plain text runs in circles, or is a single
-token that leaves nothing to draft, are counted and left out everywhere.
+is counted as a mismatch. The untrained drafter only says what training was worth: its rounds are followed
+along the plain text, which gives what decoding would accept for a fraction of the passes, and no clock.
+Each distinct prompt counts once. Prompts whose plain text runs in circles, or is a single token that leaves
+nothing to draft, are counted and left out everywhere.
 
 Every row carries how it was measured; rows of different protocols are not comparable.
 """
@@ -23,7 +25,7 @@ import torch
 
 from remote.drafter.answers import protocol_of
 from remote.drafter.data import Chat
-from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain, decode_tree
+from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain, decode_tree, follow_chain
 from remote.drafter.estimate import Estimates, estimate
 from remote.drafter.export import load_exported
 from remote.drafter.interval import Interval, bootstrap, bootstrap_sums, difference
@@ -65,17 +67,18 @@ class _Case:
 
 @dataclass(frozen=True)
 class _Run:
-    """One way of decoding all cases."""
+    """One way of drafting for all cases."""
 
     drafter: str  # trained or untrained
     method: str  # chain or tree
     budget: int | None
-    texts: list[Decoded]
+    rounds: list[tuple[int, ...]]  # of each prompt: tokens that each of its rounds committed
+    texts: list[Decoded] | None  # None where the plain text was followed
 
     @property
     def lengths(self) -> list[float]:
         """Mean acceptance length of each prompt, in tokens with the bonus."""
-        return [sum(text.accepted) / len(text.accepted) for text in self.texts]
+        return [sum(accepted) / len(accepted) for accepted in self.rounds]
 
     @property
     def name(self) -> str:
@@ -116,7 +119,7 @@ def evaluate(
     """Decodes the first `evaluate.num_prompts` distinct ones of `prompts` in every way, and estimates the rest.
 
     Trees are decoded for every budget on a GPU; on a processor, where a wide one costs minutes, for the smallest.
-    With `evaluate.compare_untrained` the chain is also drafted by the same drafter before its first step.
+    With `evaluate.compare_untrained` a chain is also followed with the same drafter before its first step.
     """
     budgets = sorted(spec.evaluate.tree_budgets)
     decoded = budgets if target.device.type == "cuda" else budgets[:1]
@@ -129,7 +132,7 @@ def evaluate(
     runs = [_run(bench, cases, drafter, ("trained", None))]
     runs += [_run(bench, cases, drafter, ("trained", budget)) for budget in decoded]
     if spec.evaluate.compare_untrained:
-        runs.append(_run(bench, cases, before_training(drafter, spec), ("untrained", None)))
+        runs.append(_followed(bench, cases, before_training(drafter, spec)))
     texts = [(case.prompt, case.plain) for case in cases]
     estimates = estimate(drafter, target, texts, budgets=budgets or [1], progress=progress)
     rows = [_plain_row(bench, cases), *(_run_row(bench, cases, run, runs) for run in runs)]
@@ -207,7 +210,16 @@ def _run(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter, way: tup
     for case in cases:
         texts.append(decode(bench.target, drafter, case.prompt, case.setting, **options))
         bench.tick()
-    return _Run(name, "chain" if budget is None else "tree", budget, texts)
+    rounds = [text.accepted for text in texts]
+    return _Run(name, "chain" if budget is None else "tree", budget, rounds, texts)
+
+
+def _followed(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter) -> _Run:
+    rounds = []
+    for case in cases:
+        rounds.append(follow_chain(bench.target, drafter, case.prompt, case.plain, case.setting))
+        bench.tick()
+    return _Run("untrained", "chain", None, rounds, texts=None)
 
 
 def before_training(drafter: DFlashDrafter, spec: DFlashSpec) -> DFlashDrafter:
@@ -229,11 +241,14 @@ def _plain_row(bench: _Bench, cases: Sequence[_Case]) -> EvaluationRow:
 def _run_row(bench: _Bench, cases: Sequence[_Case], run: _Run, runs: Sequence[_Run]) -> EvaluationRow:
     values: dict[str, Any] = bootstrap(run.lengths).values("acceptance_length")
     values |= {
-        "acceptance_at": _acceptance_at(run.texts, bench.spec.drafter.block_size),
-        "num_rounds": sum(len(text.accepted) for text in run.texts),
-        "num_tokens": sum(len(text.ids) for text in run.texts),
+        "acceptance_at": _acceptance_at(run.rounds, bench.spec.drafter.block_size),
+        "num_rounds": sum(map(len, run.rounds)),
     }
-    values |= _tokens_per_s(run.texts).values("tokens_per_s") | _speed_up(cases, run).values("speed_up")
+    way: dict[str, Any] = {"method": run.method, "budget": run.budget, "drafter": run.drafter}
+    if run.texts is None:
+        return EvaluationRow(_protocol(bench, cases, **way, rounds="followed along the plain text"), values)
+    values["num_tokens"] = sum(len(text.ids) for text in run.texts)
+    values |= _tokens_per_s(run.texts).values("tokens_per_s") | _speed_up(cases, run.texts).values("speed_up")
     values |= _texts_against_plain(bench, cases, run)
     for other in runs:
         is_same_way = (run.method, run.budget) == (other.method, other.budget)
@@ -241,21 +256,20 @@ def _run_row(bench: _Bench, cases: Sequence[_Case], run: _Run, runs: Sequence[_R
             values |= difference(run.lengths, other.lengths).values("over_untrained")
         if run.method == "tree" and other.method == "chain" and run.drafter == other.drafter:
             values |= difference(run.lengths, other.lengths).values("over_chain")
-    return EvaluationRow(_protocol(bench, cases, method=run.method, budget=run.budget, drafter=run.drafter), values)
+    return EvaluationRow(_protocol(bench, cases, **way), values)
 
 
-def _acceptance_at(texts: Sequence[Decoded], block_size: int) -> list[float]:
+def _acceptance_at(rounds: Sequence[Sequence[int]], block_size: int) -> list[float]:
     """Share of rounds whose slot k was accepted, with all before it, k = 1 to B - 1."""
-    rounds = [accepted for text in texts for accepted in text.accepted]
+    every = [accepted for of_prompt in rounds for accepted in of_prompt]
     return [
-        sum(accepted > slot for accepted in rounds) / len(rounds) if rounds else math.nan
-        for slot in range(1, block_size)
+        sum(accepted > slot for accepted in every) / len(every) if every else math.nan for slot in range(1, block_size)
     ]
 
 
 def _texts_against_plain(bench: _Bench, cases: Sequence[_Case], run: _Run) -> dict[str, int]:
     """How many texts are the plain one, differ first at a near tie, or differ for no such reason; greedy only."""
-    if bench.spec.evaluate.temperature > 0:
+    if run.texts is None or bench.spec.evaluate.temperature > 0:
         return {}
     counts = {"texts_equal": 0, "near_ties": 0, "mismatches": 0}
     for case, text in zip(cases, run.texts, strict=True):
@@ -301,9 +315,9 @@ def _tokens_per_s(texts: Sequence[Decoded]) -> Interval:
     return bootstrap_sums(_timed(texts), lambda sums: sums[0] / sums[1])
 
 
-def _speed_up(cases: Sequence[_Case], run: _Run) -> Interval:
+def _speed_up(cases: Sequence[_Case], texts: Sequence[Decoded]) -> Interval:
     """Tokens a second by those of plain decoding; a prompt is drawn with both of its texts."""
-    columns = [*_timed(run.texts), *_timed([case.plain for case in cases])]
+    columns = [*_timed(texts), *_timed([case.plain for case in cases])]
     return bootstrap_sums(columns, lambda sums: (sums[0] / sums[1]) / (sums[2] / sums[3]))
 
 
@@ -341,8 +355,8 @@ def _protocol(bench: _Bench, cases: Sequence[_Case], **way: Any) -> dict[str, An
 def _summary(bench: _Bench, cases: Sequence[_Case], runs: Sequence[_Run]) -> str:
     lines = [f"acceptance length over {len(cases)} held-out prompts, tokens a round (bootstrap 95 %):"]
     for run in runs:
-        length, speed_up = bootstrap(run.lengths), _speed_up(cases, run)
-        lines.append(f"  {run.name}: {length}, {speed_up} times the speed of plain decoding")
+        speed = f", {_speed_up(cases, run.texts)} times the speed of plain decoding" if run.texts is not None else ""
+        lines.append(f"  {run.name}: {bootstrap(run.lengths)}{speed}")
     if bench.num_duplicates:
         lines.append(f"  {bench.num_duplicates} prompts dropped: they were there before")
     if bench.num_undrafted:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from statistics import mean
 
 import pytest
 import torch
 
 from remote.drafter.attention import choose_backend
-from remote.drafter.decode import Setting, decode_chain, decode_plain, decode_tree
+from remote.drafter.decode import Setting, decode_chain, decode_plain, decode_tree, follow_chain
 from remote.drafter.model import DFlashDrafter
 from remote.drafter.target import load_target
 
@@ -179,11 +180,55 @@ def test_an_untrained_drafter_changes_nothing_either(tiny_target, tiny_target_sp
     assert decode_tree(tiny_target, drafter, prompt, Setting(LENGTH), budget=8).ids == plain.ids
 
 
+@pytest.mark.parametrize("skill", [0.0, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize(("limit", "temperature"), [(LENGTH, 0.0), (10, 0.0), (11, 0.0), (10, 0.7), (12, 0.7)])
+def test_the_rounds_of_a_chain_are_told_from_the_plain_text_alone(
+    tiny_target, tiny_drafter_spec, prompt, skill, limit, temperature
+):
+    """To the last round, which is drafted past the end of the text."""
+    setting = Setting(limit, temperature, seed=4)
+    plain = decode_plain(tiny_target, prompt, setting)
+    longer = decode_plain(tiny_target, prompt, Setting(limit + 8, temperature, seed=4))
+    drafter = ScriptedDrafter(tiny_target, tiny_drafter_spec, [*prompt, *longer.ids], skill=skill)
+    decoded = decode_chain(tiny_target, drafter, prompt, setting)
+
+    accepted = follow_chain(tiny_target, drafter.again(), prompt, plain, setting)
+
+    assert decoded.ids == plain.ids
+    assert accepted == decoded.accepted
+
+
+def test_following_a_text_gives_the_drafter_what_decoding_gives_it(
+    tiny_target, tiny_target_spec, tiny_drafter_spec, prompt, plain
+):
+    backend = choose_backend(tiny_drafter_spec, device=torch.device("cpu"), dtype=torch.float32)
+    drafter = DFlashDrafter(tiny_target_spec, tiny_drafter_spec, backend=backend)
+    drafter.init_weights(torch.Generator().manual_seed(0))
+    scripted = ScriptedDrafter(tiny_target, tiny_drafter_spec, [*prompt, *plain.ids], skill=0.6)
+    decoding = scripted.again()
+
+    decode_chain(tiny_target, decoding, prompt, Setting(LENGTH))
+    follow_chain(tiny_target, scripted, prompt, plain, Setting(LENGTH))
+
+    assert [len(features) for features in scripted.seen] == [len(features) for features in decoding.seen]
+    torch.testing.assert_close(torch.cat(scripted.seen), torch.cat(decoding.seen), rtol=1e-3, atol=1e-4)
+    own = decode_chain(tiny_target, drafter, prompt, Setting(LENGTH)).accepted
+    assert follow_chain(tiny_target, drafter, prompt, plain, Setting(LENGTH)) == own
+
+
+def test_a_text_that_has_stopped_is_followed_past_its_stop_token(tiny_target, tiny_drafter_spec, prompt, plain):
+    stopping = replace(tiny_target, stop_ids=frozenset({plain.ids[6]}))
+    stopped = decode_plain(stopping, prompt, Setting(LENGTH))
+    drafter = ScriptedDrafter(stopping, tiny_drafter_spec, [*prompt, *plain.ids], skill=1.0)
+    decoded = decode_chain(stopping, drafter, prompt, Setting(LENGTH))
+
+    assert follow_chain(stopping, drafter.again(), prompt, stopped, Setting(LENGTH)) == decoded.accepted
+    assert sum(decoded.accepted) > len(stopped.ids) - 1
+
+
 def test_the_text_ends_with_its_stop_token_and_drops_what_was_drafted_after_it(
     tiny_target, tiny_drafter_spec, prompt, plain
 ):
-    from dataclasses import replace
-
     stopping = replace(tiny_target, stop_ids=frozenset({plain.ids[6]}))
     expected = plain.ids[: plain.ids.index(plain.ids[6]) + 1]
     drafter = ScriptedDrafter(stopping, tiny_drafter_spec, [*prompt, *plain.ids], skill=1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from remote.drafter.decoder import Decoder, View, can_run
+from remote.drafter.decoder import FEW_ROWS, Decoder, View, can_run, head_product
 
 SIZES = {
     "vocab_size": 64,
@@ -161,3 +161,18 @@ def test_only_models_whose_forward_this_is_are_run_here():
     assert can_run(CONFIGS["qwen3"])
     assert not can_run(other)
     assert not can_run(dynamic)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (7,), (2, 4), (1, 17), (FEW_ROWS + 1,)])
+def test_the_product_with_the_head_is_one_whatever_the_number_of_rows(shape, dtype):
+    generator = torch.Generator().manual_seed(3)
+    hidden, head = (torch.randn(*size, 24, generator=generator).to(dtype) for size in (shape, (50,)))
+
+    logits = head_product(hidden, head)
+
+    assert logits.dtype == dtype
+    assert logits.is_contiguous()
+    tolerance = 1e-5 if dtype != torch.bfloat16 else 3e-2
+    expected = hidden.double() @ head.double().T
+    torch.testing.assert_close(logits.double(), expected, rtol=tolerance, atol=10 * tolerance)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from remote.drafter import evaluate as evaluation_room
 from remote.drafter.attention import Backend, choose_backend
 from remote.drafter.data import Chat
-from remote.drafter.decode import Decoded, Setting, decode_plain
+from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain
 from remote.drafter.estimate import estimate
 from remote.drafter.evaluate import evaluate, is_degenerate
 from remote.drafter.export import export_drafter
@@ -103,6 +103,48 @@ def test_trained_and_untrained_and_tree_and_chain_are_compared_by_prompt(evaluat
     assert tree["over_chain_low"] <= tree["over_chain"] <= tree["over_chain_high"]
 
 
+@pytest.mark.slow
+def test_the_untrained_drafter_is_followed_along_the_plain_text_and_not_decoded_with(
+    evaluation, drafter, tiny_target, spec, chats
+):
+    """Its acceptance is what decoding would measure; it reads each text in one pass, and has no clock and no text."""
+    found = row(evaluation, method="chain", drafter="untrained")
+    num_prompts = row(evaluation, method="plain").protocol["num_prompts"]
+    untrained = evaluation_room.before_training(drafter, spec)
+    cases = [(tiny_target.prompt_ids(chat.messages), Setting(16)) for chat in chats[:5]]
+    decoded = [decode_chain(tiny_target, untrained, *case).accepted for case in cases]
+
+    assert found.protocol["rounds"] == "followed along the plain text"
+    assert num_prompts == 5, "every text counts, or the means below are of others"
+    assert found.values["num_rounds"] == sum(map(len, decoded))
+    assert found.values["acceptance_length"] == pytest.approx(sum(sum(a) / len(a) for a in decoded) / 5)
+    assert not {"tokens_per_s", "speed_up", "texts_equal", "near_ties", "mismatches"} & set(found.values)
+    assert "untrained chain: " in evaluation.summary
+
+
+@pytest.mark.slow
+def test_comparing_with_the_untrained_drafter_costs_one_pass_of_the_target_a_text(drafter, tiny_target, spec, chats):
+    passes = []
+
+    class Noting:
+        def __getattr__(self, name):
+            return getattr(tiny_target.decoder, name)
+
+        def run(self, ids_BQ, position_BQ, **options):
+            passes.append(ids_BQ.shape[1])
+            return tiny_target.decoder.run(ids_BQ, position_BQ, **options)
+
+    def num_passes(compare_untrained):
+        passes.clear()
+        made = replace(spec, evaluate=replace(spec.evaluate, compare_untrained=compare_untrained))
+        found = evaluate(drafter, replace(tiny_target, decoder=Noting()), made, prompts=chats)
+        return len(passes), row(found, method="plain").protocol["num_prompts"]
+
+    (alone, _), (compared, num_prompts) = num_passes(False), num_passes(True)
+
+    assert compared - alone == num_prompts
+
+
 def test_the_drafter_before_its_first_step_is_the_one_training_went_on_from(drafter, spec, tmp_path):
     """With init_from nothing was ever drawn at random: the gain over the start is that of the training."""
     made = replace(spec, drafter=replace(spec.drafter, init_from=str(tmp_path / "export")))
@@ -167,7 +209,7 @@ def test_a_difference_that_is_no_near_tie_is_a_mismatch_and_says_so(drafter, tin
     case = evaluation_room._Case(1, prompt, Setting(8), plain)
 
     counts = evaluation_room._texts_against_plain(
-        bench, [case], evaluation_room._Run("trained", "chain", None, [wrong])
+        bench, [case], evaluation_room._Run("trained", "chain", None, [wrong.accepted], [wrong])
     )
 
     assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
@@ -192,7 +234,7 @@ def test_a_difference_at_a_near_tie_is_counted_and_explained(drafter, tiny_targe
     case = evaluation_room._Case(1, prompt, Setting(8), plain)
 
     counts = evaluation_room._texts_against_plain(
-        bench, [case], evaluation_room._Run("trained", method, budget, [text])
+        bench, [case], evaluation_room._Run("trained", method, budget, [text.accepted], [text])
     )
 
     assert counts == {"texts_equal": 0, "near_ties": 1, "mismatches": 0}
@@ -212,7 +254,7 @@ def test_a_drafted_text_that_only_begins_like_the_plain_one_is_a_mismatch(
 
     for ours, theirs in ((plain, short), (short, plain)):
         case = evaluation_room._Case(1, prompt, Setting(limit), ours)
-        run = evaluation_room._Run("trained", "chain", None, [theirs])
+        run = evaluation_room._Run("trained", "chain", None, [theirs.accepted], [theirs])
         counts = evaluation_room._texts_against_plain(bench, [case], run)
 
         assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
@@ -224,7 +266,7 @@ def test_a_text_cut_by_the_token_limit_is_the_plain_one(drafter, tiny_target, sp
     prompt = tiny_target.prompt_ids(chats[0].messages)
     plain = decode_plain(tiny_target, prompt, Setting(8))
     case = evaluation_room._Case(1, prompt, Setting(3), plain)
-    run = evaluation_room._Run("trained", "chain", None, [replace(plain, ids=plain.ids[:3])])
+    run = evaluation_room._Run("trained", "chain", None, [plain.accepted], [replace(plain, ids=plain.ids[:3])])
 
     counts = evaluation_room._texts_against_plain(bench, [case], run)
 
