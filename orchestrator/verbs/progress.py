@@ -20,6 +20,7 @@ from orchestrator.verbs.words import grace_left, number
 
 if TYPE_CHECKING:
     from orchestrator.actions.life import Moment
+    from orchestrator.store.rows import ProgressRow
 
 SILENT_S = 2.0
 PLAIN_LINE_EVERY_S = 10.0
@@ -38,6 +39,7 @@ class Progress:
         self._last_s = self._began_s - PLAIN_LINE_EVERY_S
         self._last_stage = self._last_text = ""
         self._is_drawn = False
+        self._pace: _Pace | None = None
 
     def show(self, text: str, *, stage: str = "") -> None:
         """`stage`: a new one is always worth a plain line."""
@@ -54,7 +56,12 @@ class Progress:
 
     def moment(self, moment: Moment) -> None:
         """A run as it stands."""
-        self.show(moment_text(moment), stage=moment.run.stage or str(moment.run.state))
+        left_s = None
+        if (row := moment.progress) is not None:
+            if self._pace is None or not self._pace.is_of(row):
+                self._pace = _Pace(row, self._clock())
+            left_s = self._pace.left_s(row, self._clock())
+        self.show(moment_text(moment, left_s), stage=moment.run.stage or str(moment.run.state))
 
     def end(self) -> None:
         """Leaves a clean line for whatever comes next."""
@@ -63,7 +70,29 @@ class Progress:
             self._is_drawn = False
 
 
-def moment_text(moment: Moment) -> str:
+class _Pace:
+    """How fast the work goes that a job tells of beside its steps, from when it was first seen here."""
+
+    def __init__(self, row: ProgressRow, now_s: float) -> None:
+        self._first, self._newest = row, row
+        self._first_s = self._newest_s = now_s
+
+    def is_of(self, row: ProgressRow) -> bool:
+        first, newest = self._first, self._newest
+        is_same = (row.attempt, row.what, row.unit) == (first.attempt, first.what, first.unit)
+        return is_same and row.done >= newest.done
+
+    def left_s(self, row: ProgressRow, now_s: float) -> float | None:
+        """Seconds to its last unit, as they were when the newest one was done."""
+        if row.done > self._newest.done:
+            self._newest, self._newest_s = row, now_s
+        num_seen = self._newest.done - self._first.done
+        if row.total is None or num_seen <= 0 or row.done >= row.total:
+            return None
+        return (self._newest_s - self._first_s) / num_seen * (row.total - row.done)
+
+
+def moment_text(moment: Moment, part_left_s: float | None = None) -> str:
     """`training  213/400 [#####     ]  left 1 min 05 s  mean loss 2.314  1,020 block tokens/s`, means of the newest reports."""
     run = moment.run
     where = run.stage or str(run.state).replace("_", " ")
@@ -76,7 +105,8 @@ def moment_text(moment: Moment) -> str:
     row = moment.progress
     # While it trains, the steps are the progress; in every other stage it is what the job last said.
     if row is not None and row.total and row.done < row.total and (run.step is None or run.stage != "training"):
-        return f"{where}  {row.what} {bar(row.done, row.total)} {number(row.done)}/{number(row.total)} {row.unit}"
+        left = "" if part_left_s is None else f"  left {duration(part_left_s)}"
+        return f"{where}  {row.what} {bar(row.done, row.total)} {number(row.done)}/{number(row.total)} {row.unit}{left}"
     if run.step is None or not run.num_steps or (run.step >= run.num_steps and run.stage not in (None, "training")):
         return where
     return "  ".join([f"{where}  {run.step}/{run.num_steps} {bar(run.step, run.num_steps)}", *_numbers(moment)])
