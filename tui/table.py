@@ -215,10 +215,12 @@ class Table(Painted, can_focus=True):
         return joined([*pieces, (" " * room, inks.ground)])
 
     def _before(self, row: int) -> str:
-        """The sign before a row: its mark, its letter, the cursor."""
+        """The sign before a row: its mark, its letter, the cursor; a mark under the cursor is another than beside it."""
         key = self._keys[row]
-        letter = self._signed[1] if key == self._signed[0] else "▌" if row == self.cursor and self.has_focus else " "
-        return "●" if key in self.marks else letter
+        is_here = row == self.cursor and self.has_focus
+        if key in self.marks:
+            return "◉" if is_here else "●"
+        return self._signed[1] if key == self._signed[0] else "▌" if is_here else " "
 
     def _columns(self, width: int) -> tuple[list[Column], list[int]]:
         """The columns there is room for, the one that takes the rest with its width, and which of all they are."""

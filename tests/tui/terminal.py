@@ -5,10 +5,12 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Iterator
@@ -16,10 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.tui_terminal import Face
+
 ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 ALWAYS_SET = {"1049", "25", "7", "2004", "1004", "1000", "1003", "1006"}  # DEC private modes that the program changes
 _ORDINARY = {"25": "h", "7": "h"}  # the cursor is shown, lines wrap; every other mode is off
 MOUSE_ON, MOUSE_OFF = "\x1b[?1000h", "\x1b[?1000l"
+
+
+LEFT_WITH = r"left with (\d+)"
 
 
 class Child:
@@ -61,6 +68,16 @@ class Terminal:
     attributes: list[object] = field(
         default_factory=lambda: _fresh_attributes()
     )  # of termios, before the program began
+    _face: Face | None = None
+    _fed: int = 0  # of `written`
+
+    def screen(self) -> str:
+        """What stands on it now."""
+        self.drain()
+        self._face = self._face or Face(self.size)
+        self._face.feed(self.written[self._fed :].encode())
+        self._fed = len(self.written)
+        return str(self._face)
 
     def read_until(self, pattern: str, *, timeout_s: float = 120.0, since: int = 0) -> bool:
         """Whether the pattern appears in what has been written, escape sequences left out."""
@@ -123,6 +140,38 @@ class Terminal:
         return bool(piece)
 
 
+class Tmux:
+    """A pane of tmux with the program in it, by the words of Terminal."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    def do(self, *words: str) -> str:
+        command = ["tmux", "-u", "-S", str(self._socket), "-f", os.devnull, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
+
+    def screen(self) -> str:
+        return self.do("capture-pane", "-p")
+
+    def press(self, keys: str) -> None:
+        self.do("send-keys", "-l", keys)
+
+    def end(self, *, timeout_s: float = 90.0) -> int:
+        """Waits until the program has gone; its exit code, as the shell says it."""
+        assert shows(self, LEFT_WITH, timeout_s=timeout_s), self.screen()
+        found = re.search(LEFT_WITH, self.screen())
+        assert found is not None
+        return int(found[1])
+
+
+def shows(terminal: Terminal | Tmux, pattern: str, *, timeout_s: float = 120.0) -> bool:
+    """Whether the pattern comes to stand on the screen."""
+    deadline = time.monotonic() + timeout_s
+    while not (is_there := re.search(pattern, terminal.screen()) is not None) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return is_there
+
+
 def _fresh_attributes() -> list[object]:
     """Those of every new pseudo-terminal."""
     leader, follower = pty.openpty()
@@ -164,10 +213,24 @@ def at_terminal(command: list[str], *, size: tuple[int, int] = (80, 24)) -> Iter
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
         environ = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
         os.execvpe(command[0], command, {**environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"})
-    terminal = Terminal(Child(pid), leader)
+    terminal = Terminal(Child(pid), leader, size=size)
     try:
         yield terminal
     finally:
         terminal.process.kill()
         if terminal.leader >= 0:
             os.close(terminal.leader)
+
+
+@contextmanager
+def in_tmux(command: list[str], *, size: tuple[int, int] = (80, 24)) -> Iterator[Tmux]:
+    """The command in a server of tmux of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        terminal = Tmux(Path(folder) / "tmux")
+        words = f"{shlex.join(['env', 'LANG=C.UTF-8', *command])}; echo left with $?; read line"
+        begin = ["new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), "-c", str(Path.cwd()), words]
+        terminal.do(*begin)
+        try:
+            yield terminal
+        finally:
+            terminal.do("kill-server")

@@ -4,16 +4,17 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from shutil import which
 
 import pytest
 
 from tests import sshd
 from tests.orchestrator.conftest import yard  # noqa: F401 - a project of its own
 from tests.orchestrator.yard import RECIPE, Yard
-from tests.tui.terminal import Terminal, at_terminal, plain
+from tests.tui.terminal import Terminal, Tmux, at_terminal, in_tmux, plain, shows
 
 
 def newest_step(written: str) -> int:
@@ -43,25 +44,35 @@ def launched_run(yard: Yard, tmp_path: Path) -> Iterator[tuple[sshd.Server, str]
 
 
 @pytest.mark.slow
-def test_a_run_over_ssh_is_watched_through_a_cut_and_stopped_by_a_key(yard: Yard, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "opened_in",
+    [at_terminal, pytest.param(in_tmux, marks=pytest.mark.skipif(not which("tmux"), reason="tmux is not installed"))],
+    ids=["pseudo-terminal", "tmux"],
+)
+def test_a_run_over_ssh_is_watched_through_a_cut_and_stopped_by_a_key(
+    opened_in: Callable[..., AbstractContextManager[Terminal | Tmux]],
+    yard: Yard,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     with launched_run(yard, tmp_path) as (server, run_id):
         command = [sys.executable, "-m", "orchestrator.cli", "watch", run_id]
-        with at_terminal(command, size=(100, 30)) as terminal:
-            assert terminal.read_until(r"step [\d,]+ of 100,000")
+        with opened_in(command, size=(100, 30)) as terminal:
+            assert shows(terminal, r"step [\d,]+ of 100,000")
             server.cut()
-            step = newest_step(terminal.written)
-            for _ in range(60):
-                if newest_step(terminal.written) > step + 20:
+            step = newest_step(terminal.screen())
+            for _ in range(120):
+                if newest_step(terminal.screen()) > step + 20:
                     break
-                terminal.drain(0.5)
+                time.sleep(0.5)
+            reached = newest_step(terminal.screen())
             terminal.press("x")
-            asked = terminal.read_until("on box")
+            asked = shows(terminal, "on box")
             terminal.press("y")
-            stopped = terminal.read_until("X stopped")
+            stopped = shows(terminal, "X stopped")
             terminal.press("q")
             code = terminal.end()
 
-        assert newest_step(terminal.written) > step + 20
+        assert reached > step + 20
         assert asked
         assert stopped
         assert code == 0

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
+from orchestrator.cli import Verbs
 from tests.tui.terminal import ALWAYS_SET, ENTER_SCREEN, LEAVE_SCREEN, MOUSE_ON, Terminal, at_terminal, plain, watching
 
 pytestmark = pytest.mark.slow  # starts the program
@@ -164,6 +166,38 @@ def test_reset_term_puts_right_what_a_killed_screen_has_left(yard_copy: Path) ->
     assert before >= {*ALWAYS_SET, "keyboard", "attributes"}
     assert after == set()
     assert code == 0
+
+
+SCREENS = {"watch", "reset-term"}  # what is there to change the terminal
+ARGUMENTS = {  # of verbs that take no run: enough to do something, and nothing beyond this machine
+    "recipe": "check smollm2", "plan": "smollm2", "deploy": "smollm2 --host nowhere", "prepare": "smollm2 --host nowhere",
+    "smoke": "smollm2 --host nowhere", "evidence": "", "launch": "smollm2 --host nowhere", "ls": "", "import": "/nowhere",
+    "reap": "nowhere", "gc": "nowhere", "hosts": "", "doctor": "nowhere", "config": "show", "follow": "--help",
+    "mark": "h7kq2mxd lost why", "note": "h7kq2mxd words", "tag": "h7kq2mxd one", "compare": "h7kq2mxd c8vj3pzs", "diff": "h7kq2mxd c8vj3pzs",
+}  # fmt: skip
+
+
+def test_no_verb_but_the_screens_changes_the_terminal(yard_copy: Path) -> None:
+    """The cursor above all: whoever hides it and ends otherwise leaves a shell without one."""
+    verbs = [verb for verb in loaded_verbs() if verb not in SCREENS]
+    lines = []
+    for verb in verbs:
+        words = shlex.split(ARGUMENTS.get(verb, "h7kq2mxd"))
+        lines.append(f"{shlex.join([*PROGRAM, '--db', str(yard_copy), verb, *words])} </dev/null; echo :{verb}:")
+    with at_terminal(["sh", "-c", "\n".join(lines)], size=(100, 30)) as terminal:
+        code = terminal.end(timeout_s=300)
+        left = terminal.left_behind()
+
+    assert code == 0
+    assert len(verbs) > 30
+    assert [verb for verb in verbs if f":{verb}:" not in terminal.written] == []
+    assert "Traceback" not in terminal.written
+    assert terminal.modes == {}
+    assert left == set()
+
+
+def loaded_verbs() -> list[str]:
+    return sorted(Verbs().list_commands(click.Context(click.Command("draftyard"))))
 
 
 def test_reset_term_writes_nothing_into_a_pipe() -> None:

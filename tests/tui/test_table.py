@@ -54,6 +54,21 @@ async def test_keys_move_and_the_row_stays_in_sight() -> None:
         assert "▌row 1 " in screen_text(app)
 
 
+async def test_a_mark_does_not_hide_the_cursor() -> None:
+    app = Bench()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.fill(10)
+        await pilot.press("j")
+        app.table.toggle_mark()
+        app.table.toggle_mark()
+        await pilot.press("k")
+        text = screen_text(app)
+
+    assert "●row 1 " in text
+    assert "◉row 2 " in text
+    assert "▌" not in text
+
+
 async def test_the_least_important_column_leaves_a_narrow_screen() -> None:
     app = Bench()
     async with app.run_test(size=(24, 10)) as pilot:
