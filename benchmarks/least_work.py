@@ -2,8 +2,8 @@
 
 A multiply and an add are two. Counted: every weight once forward and twice backward (layer 0's inputs are frozen
 embeddings, one for all mask slots, whose queries, keys and values are one row; the target's states need no gradient), exactly the query-key pairs that are seen, the last layer's output
-and MLP for rows that carry loss alone, one head product forward and one backward for each of these, and the target's
-head once for each position whose logits are read. Causal and sliding layers are not among the benchmark's cases.
+and MLP for rows that carry loss alone, one head product forward and one backward for each of these, and, unless the loss is
+taught ahead, the target's head once for each position whose logits are read. Causal and sliding layers are not among the benchmark's cases.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Work:
         return self.body + self.attention + self.head
 
 
-def least_work(target: TargetSpec, drafter: DrafterSpec, blocks: Blocks, plan: HeadPlan, *, num_context: int) -> Work:
+def least_work(
+    target: TargetSpec, drafter: DrafterSpec, blocks: Blocks, plan: HeadPlan, *, num_context: int, is_taught_ahead: bool
+) -> Work:
     hidden, layers = target.hidden_size, drafter.num_layers
     query, keys = drafter.num_heads * drafter.head_dim, 2 * drafter.num_kv_heads * drafter.head_dim
     num_tokens, num_loss = blocks.ids_T.shape[0], plan.index_M.shape[0]
@@ -48,5 +50,5 @@ def least_work(target: TargetSpec, drafter: DrafterSpec, blocks: Blocks, plan: H
     return Work(
         body=forward + backward + 2 * fc + 3 * context_keys,
         attention=(1 + ATTENTION_BACKWARD) * attention,
-        head=head * (2 * num_loss + plan.teacher_U.shape[0]),
+        head=head * (2 * num_loss + (0 if is_taught_ahead else plan.teacher_U.shape[0])),
     )

@@ -92,6 +92,8 @@ def both(*changes: Sections) -> Sections:
 
 
 V6: Sections = {"loss": SOFT}
+# Two tables and no layers: of a target beside the drafter what counts here are its rows, which a step then makes itself.
+BESIDE: Sections = {"data": {"hidden_states": "online"}, "target": {"num_parameters": 2 * 248_320 * 5120}}
 SMALL = Case("very small", "tiny", {"data": {"row_tokens": 256, "max_anchors": 8}})  # shows that the benchmark works
 
 # What no card had measured before comes first; a case that names no backend takes what `auto` does: own kernels.
@@ -121,6 +123,8 @@ CASES = (
     Case("27B v6, flex, torch's kernels, loss chunks of 512", "27B", both(V6, PLAIN, {"loss": {"chunk_tokens": 512}})),
     Case("27B ddtree, flex, torch's kernels", "27B", both(DDTREE, PLAIN)),
     Case("27B v6, sdpa, torch's kernels", "27B", both(V6, SDPA)),
+    Case("27B ddtree, target beside", "27B", both(DDTREE, BESIDE)),
+    Case("27B v6, target beside, torch's kernels", "27B", both(V6, BESIDE, {"train": {"kernels": "torch"}})),
 )  # fmt: skip
 
 

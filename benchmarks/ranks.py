@@ -43,6 +43,7 @@ from remote.drafter.queue import Arrived, Inbox, Outbox, Shape
 from remote.drafter.ranks import Place, Ranks, joined
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
 from remote.drafter.target import Target
+from remote.drafter.target_rank import compute
 from remote.drafter.workbench import Workbench
 from remote.report import Reporter
 from remote.roles import Roles
@@ -199,7 +200,7 @@ def _through_queue(
         outbox = Outbox(PAIR, shape)
         for number in order:
             batch = make()
-            outbox.put(number, batch.row.input_ids_S, HiddenStates(batch.features_SC, batch.last_hidden_SH))
+            outbox.put(number, batch.row.input_ids_S, HiddenStates(batch.features_SC, batch.teacher))
         outbox.finish()
     else:
         inbox = Inbox(PAIR, shape, order, bench.device)
@@ -237,9 +238,7 @@ def _speed(step_s: float, micro_batches: Sequence[MicroBatch]) -> dict[str, floa
 
 
 def _computed(bench: Bench, target: Target, text: Batch) -> Batch:
-    row = text.row
-    states = target.capture(row.input_ids_S, row.document_S, row.position_S, layers=bench.spec.drafter.captured_layers)
-    return batch_of(text.parts, text.keys, HiddenStates(*states))
+    return batch_of(text.parts, text.keys, compute(bench.spec, target, text.row))
 
 
 def _random_target(bench: Bench, dtype: torch.dtype) -> Target:

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from benchmarks.first_user import GatheredAttention, checkpointed_loss
 from benchmarks.least_work import Work, least_work
 from benchmarks.step_page import Row, detail_lines, write
-from benchmarks.step_parts import clock, profiled
+from benchmarks.step_parts import CEILING_SIZE, ceiling, clock, profiled
 from remote.drafter.attention import Backend
 from remote.drafter.blocks import Blocks, build_blocks, sample_anchors
 from remote.drafter.blocks import Row as PackedRow
@@ -37,12 +37,12 @@ from remote.drafter.head_plan import HeadPlan, plan_head
 from remote.drafter.loss import drafter_loss
 from remote.drafter.model import DFlashDrafter
 from remote.drafter.optim import DrafterOptimizer
+from remote.drafter.teacher import Teacher, expect
 from remote.spec import DrafterSpec, LossSpec, OptimSpec, TargetSpec
 
 GIB = 1024**3
 PARTS = ("forward", "head and loss", "backward", "optimizer")
 KL, GAMMA = 0.15, 10.0
-CEILING_SIZE = {"cuda": 8192, "cpu": 256}  # of the square product whose rate is the ceiling
 CHECK_TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of the worst tensor's gradient
 PLAIN_TIMES = 3  # or so many times what the plain path itself is off in this dtype: small tensors round badly
 WARM_UP, MOST_TIMED, TIMED_MS = 2, 5, 8000  # steps; a slow step is timed less often, but twice
@@ -64,6 +64,7 @@ class Variant:
     loss: str = "chunked"  # fused: row kernels; checkpointed: the first user's
     chunk_tokens: int = 2048
     is_checkpointed: bool = False  # layers
+    is_ahead: bool = False  # the target's expectation is an input, as cached or sent hidden states bring it
     cases: tuple[str, ...] = ()  # where it says something new; empty: everywhere
 
     def obstacle(self, device: torch.device) -> str | None:
@@ -93,7 +94,8 @@ CASES = (
     Case("4096x32", (8000,), 4096, 32),
 )
 SMALLER = ("ddtree", "v6", "multi", "12x4096")  # than what only the kernels reach
-FUSED = Variant("triton, all fused", "triton", is_fused=True, loss="fused", chunk_tokens=1664)
+FUSED = Variant("triton, all fused", "triton", is_fused=True, loss="fused", chunk_tokens=2048, is_ahead=True)
+BESIDE = replace(FUSED, name="triton, all fused, target's logits in the step", chunk_tokens=1664, is_ahead=False, cases=SMALLER)  # fmt: skip
 CHECKPOINTED = replace(
     FUSED, name="triton, all fused, layers checkpointed", is_checkpointed=True, cases=("ddtree", "2048x32", "4096x32")
 )
@@ -101,12 +103,13 @@ FIRST_USER = Variant("the first user's way", "gathered", loss="checkpointed", is
 PLAIN = Variant("the plain path", "eager")
 VARIANTS = (
     FUSED,
+    BESIDE,
     Variant("flex, chunked loss", "flex", cases=SMALLER),
     FIRST_USER,
     CHECKPOINTED,
     Variant("triton, chunked loss", "triton", cases=("ddtree",)),
     Variant("triton, fused loss", "triton", loss="fused", chunk_tokens=1664, cases=("ddtree",)),
-    replace(FUSED, name="triton, all fused, chunks of 3328", chunk_tokens=3328, cases=("ddtree",)),
+    replace(FUSED, name="triton, all fused, chunks of 4096", chunk_tokens=4096, cases=("ddtree",)),
     replace(FUSED, name="flex, all else fused", attention="flex", cases=("ddtree", "12x4096")),
     Variant("sdpa, chunked loss", "sdpa", cases=("ddtree", "v6")),
 )
@@ -114,7 +117,12 @@ FIRST_ROWS = (
     ("ddtree", FUSED),
     ("ddtree", FIRST_USER),
     ("v6", FUSED),
+    ("v6", FIRST_USER),
     ("multi", FUSED),
+    ("multi", FIRST_USER),
+    ("ddtree", BESIDE),
+    ("v6", BESIDE),
+    ("multi", BESIDE),
     ("12x4096", FUSED),
     ("2048x32", FUSED),
     ("4096x32", FUSED),
@@ -148,6 +156,7 @@ class Bench:
         self.table_VH, self.head_VH = draw(vocab, hidden, scale=0.02), draw(vocab, hidden, scale=0.03)
         self.features_SC = draw(num_context, len(self.drafter.captured_layers) * hidden, scale=1.0)
         self.teacher_SH = draw(num_context, hidden, scale=1.0)
+        self.teacher: Teacher = expect(self.teacher_SH, self.head_VH) if variant.is_ahead else self.teacher_SH
         self.loss_spec = LossSpec(terms={"ce": 1.0, "kl": KL}, gamma=GAMMA, chunk_tokens=variant.chunk_tokens)
         self.row = packed_row(case.lengths, vocab)
 
@@ -188,13 +197,14 @@ class Bench:
                 hidden, made, head_VH=self.head_VH, teacher_hidden_SH=self.teacher_SH, kl=KL, gamma=GAMMA
             )
         return drafter_loss(
-            hidden, made, head_VH=self.head_VH, teacher_hidden_SH=self.teacher_SH, spec=self.loss_spec, plan=plan,
+            hidden, made, head_VH=self.head_VH, teacher=self.teacher, spec=self.loss_spec, plan=plan,
             is_fused=self.variant.loss == "fused",
         ).objective()  # fmt: skip
 
     def work(self) -> Work:
         made, plan = self.blocks(0)
-        return least_work(self.target, self.drafter, made, plan, num_context=sum(self.case.lengths))
+        num_context, is_ahead = sum(self.case.lengths), self.variant.is_ahead
+        return least_work(self.target, self.drafter, made, plan, num_context=num_context, is_taught_ahead=is_ahead)
 
 
 def packed_row(lengths: Sequence[int], vocab: int) -> PackedRow:
@@ -221,23 +231,12 @@ def check(variant: Variant, shape: Shape, device: torch.device) -> float:
     exact.model.double()
     for name in ("table_VH", "head_VH", "features_SC", "teacher_SH"):
         setattr(exact, name, getattr(ours, name).double())
+    exact.teacher = exact.teacher_SH
     for bench in (ours, exact):
         made, plan = (held.to(device) for held in bench.blocks(0))
         bench.loss(bench.hidden(made, plan), made, plan).backward()
     pairs = zip(ours.model.parameters(), exact.model.parameters(), strict=True)
     return max(float((a.grad.double() - b.grad).norm() / b.grad.norm()) for a, b in pairs)
-
-
-def ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of one large square product, the median of ten."""
-    size = CEILING_SIZE[device.type]
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    marks = clock(device)
-    for _ in range(12):
-        marks("start")
-        left @ right
-        marks("product")
-    return 2.0 * size**3 / (statistics.median(marks.milliseconds("product")[2:]) / 1e3)
 
 
 def measure(case: Case, variant: Variant, shape: Shape, device: torch.device, rate: float) -> Row:

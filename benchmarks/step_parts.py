@@ -1,7 +1,8 @@
-"""Clocks of `benchmarks.step`: marks on the device's own time line, peaks between them, and one step kernel by kernel."""
+"""Clocks of `benchmarks.step`: marks on the device's own time line, peaks between them, the ceiling, and one step kernel by kernel."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ ATTENTION_KERNELS = (
 
 
 GIB = 1024**3
+CEILING_SIZE = {"cuda": 8192, "cpu": 256}  # of the square product whose rate is the ceiling
 MOST_LISTED, LONGEST_NAME = 25, 120  # a template's name may take 400 characters
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
@@ -79,6 +81,18 @@ def _between(before: object, now: object) -> float:
     assert isinstance(before, float)
     assert isinstance(now, float)
     return now - before
+
+
+def ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of one large square product, the median of ten."""
+    size = CEILING_SIZE[device.type]
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    marks = clock(device)
+    for _ in range(12):
+        marks("start")
+        left @ right
+        marks("product")
+    return 2.0 * size**3 / (statistics.median(marks.milliseconds("product")[2:]) / 1e3)
 
 
 @dataclass(frozen=True)

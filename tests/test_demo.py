@@ -95,11 +95,18 @@ def phases(run: dict[str, Any], smoke: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def against_promise(name: str, took_s: float) -> str:
+    """`decoding 113.2 s, 1.26 times the 90 s promised to two quiet cores`: what is over its promise is never rounded into it."""
+    promised_s = PROMISED_S[name]
+    over = f"{took_s / promised_s:.2f} times the" if took_s > promised_s else "of"
+    return f"{name} {took_s:.1f} s, {over} {promised_s} s promised to two quiet cores"
+
+
 def test_make_demo_teaches_a_drafter_within_five_times_its_promise(
     place: Path, environment: Mapping[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The claim: acceptance length, really decoded, at least 0.4 tokens over the untrained drafter's, intervals apart."""
-    started = time.monotonic()
+    started, load_before = time.monotonic(), os.getloadavg()[0]
 
     printed = said(["make", "demo"], environment, ROOT, timeout_s=SLOWER * PROMISED_S["whole"])
 
@@ -115,8 +122,9 @@ def test_make_demo_teaches_a_drafter_within_five_times_its_promise(
     run = page["run"]
     took = phases(run, smoke) | {"whole": seconds}
     with capsys.disabled():
-        told = ", ".join(f"{name} {took[name]:.0f} s (promised {PROMISED_S[name]})" for name in took)
-        sys.stdout.write(f"\nthe demo took {told}\n")
+        told = "".join(f"\n  {against_promise(name, took[name])}" for name in took)
+        load = f"load {load_before:.1f} before and {os.getloadavg()[0]:.1f} after; some 2 is the demo's own"
+        sys.stdout.write(f"\nthe demo took, at a {load}:{told}\n")
     assert [name for name in took if took[name] > SLOWER * PROMISED_S[name]] == []
     assert f"newest on local: {run['workdir']}/runs/{run['id']}/checkpoints/step-00000700" in printed
     ending = printed[printed.index("\nNext\n") :]

@@ -18,6 +18,7 @@ from orchestrator.units import is_measurable
 from remote.balance import Sides, predicted
 from remote.plan import Plan
 from remote.plan.roles import RolePlan, RolesPlan, roles_plan
+from remote.plan.sizes import teaches_ahead
 from remote.plan.time import CEILING, CEILING_FLOP_PER_S
 from remote.spec import DFlashSpec, RolesSpec
 
@@ -105,7 +106,7 @@ def _trainings(reader: Reader, spec: DFlashSpec) -> Iterator[tuple[str, str, str
     """(role, run, host, seconds a batch, in words)"""
     for run in reader.runs(f"recipe:{spec.recipe}", kind=Kind.TRAIN, limit=NUM_LOOKED_AT):
         theirs = spec_of(reader, run.id)
-        if theirs is None or _work_of(theirs) != _work_of(spec):
+        if theirs is None or not _is_alike(theirs, spec):
             continue
         sides, step = sides_of(reader, run), mean_step(reader, run)
         if sides is not None:
@@ -121,9 +122,14 @@ def _rungs(reader: Reader, spec: DFlashSpec) -> Iterator[tuple[str, str, str, fl
         theirs, step_s = spec_of(reader, row.run_id), row.values.get("step_s")
         if theirs is None or not isinstance(step_s, float) or not is_measurable(step_s):
             continue
-        if _work_of(theirs) == _work_of(spec):
+        if _is_alike(theirs, spec):
             batch_s = step_s / theirs.train.accumulation
             yield "drafter", row.run_id, row.host, batch_s, "the worst batch, in smoke run"
+
+
+def _is_alike(one: DFlashSpec, other: DFlashSpec) -> bool:
+    """Whether a batch costs a rank the same: where the loss is not taught ahead it makes the target's logits itself."""
+    return _work_of(one) == _work_of(other) and teaches_ahead(one) == teaches_ahead(other)
 
 
 def _work_of(spec: DFlashSpec) -> DFlashSpec:

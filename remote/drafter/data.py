@@ -29,6 +29,7 @@ from torch import Tensor
 
 from remote.drafter.blocks import PAD_DOCUMENT, Row, check_row, join_rows
 from remote.drafter.chat import Message
+from remote.drafter.teacher import Teacher, teacher_of, tensors_of
 from remote.report import UserFault
 
 if TYPE_CHECKING:  # rungs of the smoke ladder read this module and need no transformers
@@ -59,10 +60,24 @@ class Document:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """Of one document or row: features side by side, and the last hidden state, normed once."""
+    """Of one document or row: features side by side, and what the loss reads of the target."""
 
     features_SC: Tensor
-    last_hidden_SH: Tensor
+    teacher: Teacher
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.features_SC, *tensors_of(self.teacher)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> HiddenStates:
+        """What `tensors` gave."""
+        return cls(tensors[0], teacher_of(tensors[1:]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[HiddenStates], *, pad: int = 0) -> HiddenStates:
+        """One after the other, then as many zeros."""
+        return cls.of([_padded(list(pieces), pad) for pieces in zip(*(part.tensors for part in parts), strict=True)])
 
 
 class HiddenSource(Protocol):
@@ -77,7 +92,7 @@ class Batch:
 
     row: Row
     features_SC: Tensor  # [S, K*H]
-    last_hidden_SH: Tensor  # [S, H], after the final norm
+    teacher: Teacher  # of S positions
     parts: tuple[Row, ...]  # the same rows one by one: anchors are sampled in each by its own key
     keys: tuple[tuple[int, int], ...]  # (epoch, row) of each part: what its anchors are seeded with
 
@@ -226,10 +241,7 @@ class Dataset:
         states = [self._hidden.document(index) for index in self._rows[row]]
         packed = self.packed(row)
         pad = self.row_tokens - sum(len(state.features_SC) for state in states)
-        return packed, HiddenStates(
-            features_SC=_padded([state.features_SC for state in states], pad),
-            last_hidden_SH=_padded([state.last_hidden_SH for state in states], pad),
-        )
+        return packed, HiddenStates.joined(states, pad=pad)
 
     def packed(self, row: int) -> Row:
         """The tokens of one packed row, padded to the row's length."""
@@ -252,11 +264,7 @@ class Dataset:
         """The rows of `keys`, with their hidden states."""
         keys = self.keys(position, num_rows=num_rows)
         parts, states = zip(*(self.row(row) for _, row in keys), strict=True)
-        joined = HiddenStates(
-            features_SC=torch.cat([state.features_SC for state in states]),
-            last_hidden_SH=torch.cat([state.last_hidden_SH for state in states]),
-        )
-        return batch_of(parts, keys, joined)
+        return batch_of(parts, keys, HiddenStates.joined(states))
 
     def batch_with(self, position: int, states: HiddenStates, *, num_rows: int = 1) -> Batch:
         """The same rows with hidden states that came from elsewhere."""
@@ -314,7 +322,7 @@ def _end_with_parent(_worker: int) -> None:
 def batch_of(parts: Sequence[Row], keys: tuple[tuple[int, int], ...], states: HiddenStates) -> Batch:
     """Rows joined into one batch; `states` are those of all of them, one after the other."""
     row = parts[0] if len(parts) == 1 else join_rows(parts)
-    return Batch(row, states.features_SC, states.last_hidden_SH, tuple(parts), keys)
+    return Batch(row, states.features_SC, states.teacher, tuple(parts), keys)
 
 
 def epoch_order(num_rows: int, *, seed: int, epoch: int) -> list[int]:
@@ -330,4 +338,4 @@ def _joined(pieces: list[Tensor], pad: int, fill: int | bool) -> Tensor:
 
 
 def _padded(pieces: list[Tensor], pad: int) -> Tensor:
-    return torch.cat([*pieces, pieces[0].new_zeros(pad, pieces[0].shape[1])])
+    return torch.cat([*pieces, pieces[0].new_zeros(pad, *pieces[0].shape[1:])])

@@ -34,7 +34,8 @@ class HeadPlan:
     index_M: Tensor  # int64, rows of the hidden states (block tokens) that carry loss, ascending
     label_M: Tensor  # int64, data tokens
     cell_M: Tensor  # int64, position in the chunk's grid of blocks and slots
-    teacher_M: Tensor  # int64, row among the chunk's teachers, the reused ones first
+    position_M: Tensor  # int64, the context position whose target logits predict the slot
+    teacher_M: Tensor  # int64, its row among the chunk's teachers, the reused ones first
     order_M: Tensor  # int64, the chunk's slots in the order of their teachers
     teacher_U: Tensor  # int64, context positions whose target logits predict the slots
     chunks: tuple[HeadChunk, ...]
@@ -67,6 +68,7 @@ def plan_head(blocks: Blocks, *, chunk_tokens: int) -> HeadPlan:
         index_M=index_M,
         label_M=label_T[index_M],
         cell_M=_joined(cells),
+        position_M=teacher_T[index_M],
         teacher_M=_joined(rows),
         order_M=_joined([row.argsort(stable=True) for row in rows]),
         teacher_U=_joined(new_teachers),

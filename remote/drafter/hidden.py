@@ -1,7 +1,8 @@
 """Hidden states of every document: computed once by the target and kept on disk, or computed when asked for.
 
-The cache is a folder `<work>/cache/hidden/<hash of target, layers, tokens>` of safetensors shards. Beside
-each shard lies a small JSON file with its sha256, written after it: a shard without one does not exist,
+The cache is a folder `<work>/cache/hidden/<hash of target, layers, tokens>` of safetensors shards, and, where a loss has
+asked for it, of the target's expectation of each, in files of their own: what one branch needs another need not. Beside
+each file lies a small JSON file with its sha256, written after it: one without does not exist,
 so a stopped job goes on with the next shard. What the folder will take is said, and the disk looked at,
 before the first byte is written. A shard is checked once in every process that reads it.
 
@@ -22,15 +23,19 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from remote.drafter.data import Document, HiddenStates
 from remote.drafter.target import Progress, Target, silent
+from remote.drafter.teacher import expect
 from remote.drafter.tensor_file import write_tensors
 from remote.drafter.turns import taking_turns
+from remote.plan.sizes import expectation_bytes
 from remote.report import UserFault
 from remote.rundir import read_json, sha256_of, write_json
 
 SHARD_TOKENS = 2048  # about 5 s of work on two CPU cores; 126 MB at hidden size 5120 and 5 layers in bfloat16
+LAST_HIDDEN, EXPECTATION = "last_hidden", ("rest", "entropy", "best_p", "best")  # names in the files
 _SPARE_BYTES = 256 * 1024**2  # left free on the disk
 
 
@@ -53,36 +58,43 @@ class CachedHidden:
     folder: Path
     spans: Sequence[tuple[int, int]]  # of each document: its shard, its first token there
     lengths: Sequence[int]
-    _open: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
+    has_expectation: bool = False
+    _open: dict[tuple[int, Path], Any] = field(default_factory=dict, compare=False)
 
     def document(self, index: int) -> HiddenStates:
         shard, start = self.spans[index]
         stop = start + self.lengths[index]
-        reader = self._reader(shard)
-        return HiddenStates(
-            features_SC=reader.get_slice("features")[start:stop],
-            last_hidden_SH=reader.get_slice("last_hidden")[start:stop],
-        )
+        hidden = self._reader(shard_path(self.folder, shard))
+        if self.has_expectation:
+            expected = self._reader(expected_path(self.folder, shard))
+            teacher = [expected.get_slice(name) for name in EXPECTATION]
+        else:
+            teacher = [hidden.get_slice(LAST_HIDDEN)]
+        parts = [hidden.get_slice("features"), *teacher]
+        return HiddenStates.of([part[start:stop] for part in parts])
 
-    def _reader(self, shard: int) -> Any:
+    def _reader(self, path: Path) -> Any:
         # Opened per process: a worker that was forked must not share the parent's handles.
-        key = (os.getpid(), shard)
+        key = (os.getpid(), path)
         if key not in self._open:
-            path = shard_path(self.folder, shard)
             check_shard(path)
             self._open[key] = safe_open(path, framework="pt")
         return self._open[key]
 
 
-def forecast_bytes(documents: Sequence[Document], target: Target, layers: Sequence[int]) -> int:
-    """What the cache will take: (K + 1) · H numbers a token."""
-    num_tokens = sum(len(document.ids) for document in documents)
-    return num_tokens * (len(layers) + 1) * target.spec.hidden_size * target.dtype.itemsize
+def forecast_bytes(
+    documents: Sequence[Document], target: Target, layers: Sequence[int], *, has_expectation: bool
+) -> int:
+    """What the cache will take: (K + 1) · H numbers a token, and with the target's expectation H in float32 and three more."""
+    num_tokens, hidden_size = sum(len(document.ids) for document in documents), target.spec.hidden_size
+    states = (len(layers) + 1) * hidden_size * target.dtype.itemsize
+    return num_tokens * (states + has_expectation * expectation_bytes(hidden_size))
 
 
 def cached_hidden(
-    documents: Sequence[Document], target: Target, layers: Sequence[int], *, cache: Path, progress: Progress = silent
-) -> CachedHidden:
+    documents: Sequence[Document], target: Target, layers: Sequence[int], *, cache: Path, progress: Progress = silent,
+    has_expectation: bool = False,
+) -> CachedHidden:  # fmt: skip
     """The cache of these documents under `<work>/cache`, completed first where shards are missing or damaged.
 
     ValueError: the disk has no room for it.
@@ -94,21 +106,44 @@ def cached_hidden(
         progress, "waiting for another job that computes these hidden states", done=0, total=1, unit="job"
     )
     with taking_turns(folder / "lock", waiting):
-        missing = [number for number in range(len(shards)) if not _is_sound(shard_path(folder, number))]
+        wanted = range(len(shards))
+        bare = {number for number in wanted if not _is_sound(shard_path(folder, number))}
+        untaught = {n for n in wanted if has_expectation and not _is_sound(expected_path(folder, n))}
+        missing = sorted(bare | untaught)
         if missing:
-            _check_room(folder, forecast_bytes(documents, target, layers) * len(missing) // len(shards))
+            states, both = (forecast_bytes(documents, target, layers, has_expectation=each) for each in (False, True))
+            _check_room(folder, (states * len(bare) + (both - states) * len(untaught)) // len(shards))
         for count, number in enumerate(missing):
             done = len(shards) - len(missing) + count
             progress("computing hidden states", done=done, total=len(shards), unit="shards")
-            members = [documents[index] for index in shards[number]]
-            _write_shard(shard_path(folder, number), _capture(target, members, layers))
+            if number in bare:
+                _fill(folder, number, [documents[index] for index in shards[number]], target, layers)
+            if number in untaught:
+                _fill_expected(folder, number, target)
         if missing:
             progress("computing hidden states", done=len(shards), total=len(shards), unit="shards")
-    return CachedHidden(folder=folder, spans=_spans(shards, documents), lengths=[len(d.ids) for d in documents])
+    return CachedHidden(folder, _spans(shards, documents), [len(d.ids) for d in documents], has_expectation)
+
+
+def _fill(folder: Path, number: int, members: Sequence[Document], target: Target, layers: Sequence[int]) -> None:
+    states = _capture(target, members, layers)
+    _write_shard(shard_path(folder, number), dict(zip(("features", LAST_HIDDEN), states.tensors, strict=True)))
+
+
+def _fill_expected(folder: Path, number: int, target: Target) -> None:
+    """Of the last hidden states that lie there: another branch may have made them."""
+    with safe_open(shard_path(folder, number), framework="pt") as shard:
+        found = expect(shard.get_tensor(LAST_HIDDEN), target.head_VH)
+    tensors = {name: tensor.cpu() for name, tensor in zip(EXPECTATION, found.tensors, strict=True)}
+    _write_shard(expected_path(folder, number), tensors)
 
 
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.safetensors"
+
+
+def expected_path(folder: Path, number: int) -> Path:
+    return folder / f"expected-{number:05d}.safetensors"
 
 
 def check_shard(path: Path) -> None:
@@ -130,16 +165,16 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _write_shard(path: Path, states: HiddenStates) -> None:
+def _write_shard(path: Path, tensors: dict[str, Tensor]) -> None:
     path.with_suffix(".json").unlink(missing_ok=True)
     aside = path.with_suffix(".tmp")
     try:
-        write_tensors(aside, {"features": states.features_SC, "last_hidden": states.last_hidden_SH})
+        write_tensors(aside, tensors)
     except OSError:
         aside.unlink(missing_ok=True)  # what it takes may be all the room there is
         raise
     aside.replace(path)
-    write_json(path.with_suffix(".json"), {"sha256": sha256_of(path), "tokens": len(states.features_SC)})
+    write_json(path.with_suffix(".json"), {"sha256": sha256_of(path), "tokens": len(next(iter(tensors.values())))})
 
 
 def _capture(target: Target, documents: Sequence[Document], layers: Sequence[int]) -> HiddenStates:
@@ -147,7 +182,7 @@ def _capture(target: Target, documents: Sequence[Document], layers: Sequence[int
     document_S = torch.cat([torch.full((len(d.ids),), number) for number, d in enumerate(documents)])
     position_S = torch.cat([torch.arange(len(document.ids)) for document in documents])
     features_SC, last_hidden_SH = target.capture(ids_S, document_S, position_S, layers=layers)
-    return HiddenStates(features_SC=features_SC.cpu(), last_hidden_SH=last_hidden_SH.cpu())
+    return HiddenStates(features_SC.cpu(), last_hidden_SH.cpu())
 
 
 def _shards(documents: Sequence[Document]) -> list[list[int]]:

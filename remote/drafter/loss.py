@@ -26,6 +26,7 @@ from remote.drafter import loss_chunk, loss_fused
 from remote.drafter.blocks import Blocks
 from remote.drafter.head_plan import HeadChunk, HeadPlan, plan_head
 from remote.drafter.loss_chunk import TOP_K, Grid, Read, Slots, Totals, needs_teacher
+from remote.drafter.teacher import Expectation, Teacher
 from remote.drafter.weights import position_weights
 from remote.spec import LOSS_TERMS, LossSpec
 
@@ -77,7 +78,7 @@ def drafter_loss(
     blocks: Blocks,
     *,
     head_VH: Tensor,
-    teacher_hidden_SH: Tensor | None,
+    teacher: Teacher | None,
     spec: LossSpec,
     plan: HeadPlan | None = None,
     is_fused: bool = False,
@@ -86,25 +87,22 @@ def drafter_loss(
     (M, H) of its supervised slots alone, as the drafter gives them for `plan.index_M`. A plan made on the CPU saves a look
     at the device.
 
-    `teacher_hidden_SH` is the target's last hidden state, normed exactly once; slot k reads position anchor+k-1. It may
-    be None where neither a term nor the label needs it. `is_fused` takes the row kernels of `kernels.cross_entropy` where torch's own operations would be used.
+    `teacher` is the target's last hidden states, normed exactly once, or what `teacher.expect` made of them; slot k reads
+    position anchor+k-1. It may be None where neither a term nor the label needs it. `is_fused` takes the row kernels of `kernels.cross_entropy` where torch's own operations would be used.
     """
     assert not head_VH.requires_grad, "the head belongs to the target and is frozen"
-    if needs_teacher(spec):
-        if teacher_hidden_SH is None:
-            raise ValueError(
-                f"loss.terms {spec.terms} with label {spec.label} need the target's last hidden states; none given"
-            )
-    else:
-        teacher_hidden_SH = None
+    if not needs_teacher(spec):
+        teacher = None
+    elif teacher is None:
+        raise ValueError(
+            f"loss.terms {spec.terms} with label {spec.label} need the target's last hidden states; none given"
+        )
     if plan is None:
         plan = plan_head(blocks, chunk_tokens=spec.chunk_tokens)
         hidden = hidden.index_select(0, plan.index_M)
     assert hidden.shape[0] == plan.index_M.shape[0], "the plan's slots, one hidden state each"
     with_gradient = hidden.requires_grad and torch.is_grad_enabled()
-    work = _Work(
-        plan, head_VH, teacher_hidden_SH, spec, blocks.num_blocks, with_gradient, loss_fused if is_fused else loss_chunk
-    )
+    work = _Work(plan, head_VH, teacher, spec, blocks.num_blocks, with_gradient, loss_fused if is_fused else loss_chunk)
     totals = empty_totals(blocks.block_size, spec, device=hidden.device)
     numerator, cap_numerator = _FusedLoss.apply(hidden, work, totals)
     totals["numerator"], totals["cap_numerator"] = numerator.detach()[None], cap_numerator.detach()[None]
@@ -139,7 +137,7 @@ def empty_totals(block_size: int, spec: LossSpec, *, device: torch.device) -> To
 class _Work:
     plan: HeadPlan
     head_VH: Tensor
-    teacher_hidden_SH: Tensor | None
+    teacher: Teacher | None
     spec: LossSpec
     num_blocks: int
     with_gradient: bool
@@ -154,7 +152,7 @@ class _FusedLoss(torch.autograd.Function):
         plan, spec = work.plan, work.spec
         num_grads = (1 + bool(spec.terms.get("cap"))) if work.with_gradient else 0
         grads = [torch.empty_like(hidden_MH) for _ in range(num_grads)]
-        teacher: Any = None  # a Teacher of that module
+        teacher: Any = None  # Rows of that module, or an Expectation of each slot
         read = list[Read]()
         for chunk in plan.chunks:
             teacher = _teacher(work, chunk, teacher)
@@ -197,11 +195,13 @@ def _averaged(spec: LossSpec) -> list[str]:
 
 
 def _teacher(work: _Work, chunk: HeadChunk, before: Any) -> Any:
-    if work.teacher_hidden_SH is None:
+    if work.teacher is None:
         return None
+    if isinstance(work.teacher, Expectation):
+        return work.teacher.at(work.plan.position_M[slice(*chunk.slots)])
     position_U = work.plan.teacher_U[slice(*chunk.teachers)]
     kept = before.kept(chunk.reused) if before is not None and chunk.reused else None
-    return work.rows.teach(work.teacher_hidden_SH.index_select(0, position_U), work.head_VH, kept)
+    return work.rows.teach(work.teacher.index_select(0, position_U), work.head_VH, kept)
 
 
 def _slots(plan: HeadPlan, chunk: HeadChunk) -> Slots:

@@ -9,7 +9,8 @@ whose argmax is already right (after LLaDA 2.0, arXiv 2512.15745).
 
 Buffers alive at once, each (M, V) in float32: logits (turned into log q, then into cap's gradient), q (turned into
 the gradient), p of every slot when a soft term is on, and the product inside one dot product (later, in its place,
-the gradient rounded to the head's dtype); and the teacher's (U, V). `remote.plan.memory` counts the same.
+the gradient rounded to the head's dtype); and the teacher's (U, V). A target known by its expectation takes none of these
+but a row (M, H). `remote.plan.memory` counts the same.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from remote.drafter.logits import head_logits, weighted_rows
+from remote.drafter.teacher import Expectation
 from remote.drafter.weights import position_weights, streak_lengths
 from remote.spec import LossSpec
 
@@ -30,16 +33,16 @@ Totals = dict[str, Tensor]  # sums in float64, each of length 1 or B
 
 
 @dataclass(frozen=True)
-class Teacher:
+class Rows:
     """The target's distribution at U positions."""
 
     log_p_UV: Tensor
     entropy_U: Tensor  # nats
 
-    def kept(self, count: int) -> Teacher:
+    def kept(self, count: int) -> Rows:
         """The last `count` rows, copied so that the rest can be freed."""
         start = self.entropy_U.shape[0] - count
-        return Teacher(self.log_p_UV[start:].clone(), self.entropy_U[start:].clone())
+        return Rows(self.log_p_UV[start:].clone(), self.entropy_U[start:].clone())
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Slots:
 
     label_M: Tensor
     grid: Grid
-    teacher_M: Tensor  # row of the chunk's Teacher
+    teacher_M: Tensor  # row of the chunk's Rows
     order_M: Tensor  # the slots by their teachers
 
 
@@ -76,6 +79,7 @@ class SlotValues:
 class Student(SlotValues):
     """The distribution itself as well; the (M, V) buffers are overwritten by the gradients."""
 
+    log_sum_M: Tensor
     log_q_MV: Tensor
     q_MV: Tensor
 
@@ -111,43 +115,44 @@ def needs_teacher(spec: LossSpec) -> bool:
     return spec.label == "teacher_argmax" or any(spec.terms.get(term) for term in SOFT_TERMS)
 
 
-def head_logits(hidden_NH: Tensor, head_VH: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """hidden · headᵀ in the head's dtype with float32 results: bf16 logits tie, and cost 1 to 2.5 % of the gradient."""
-    hidden_NH = hidden_NH.to(head_VH.dtype)
-    if hidden_NH.dtype == logits_dtype(head_VH):
-        return torch.mm(hidden_NH, head_VH.T, out=out)
-    if hidden_NH.is_cuda:
-        return torch.mm(hidden_NH, head_VH.T, out_dtype=torch.float32, out=out)
-    return torch.mm(hidden_NH.float(), head_VH.float().T, out=out)
-
-
-def logits_dtype(head_VH: Tensor) -> torch.dtype:
-    return torch.promote_types(head_VH.dtype, torch.float32)
-
-
-def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher:
+def teach(hidden_UH: Tensor, head_VH: Tensor, before: Rows | None) -> Rows:
     """The target's distribution at new positions, after the rows kept from the chunk before."""
     log_p_UV = head_logits(hidden_UH, head_VH)
     log_p_UV.sub_(log_p_UV.logsumexp(-1, keepdim=True))
     entropy_U = -torch.linalg.vecdot(log_p_UV.exp(), log_p_UV)
     if before is None:
-        return Teacher(log_p_UV, entropy_U)
-    return Teacher(torch.cat([before.log_p_UV, log_p_UV]), torch.cat([before.entropy_U, entropy_U]))
+        return Rows(log_p_UV, entropy_U)
+    return Rows(torch.cat([before.log_p_UV, log_p_UV]), torch.cat([before.entropy_U, entropy_U]))
 
 
 def chunk_loss(
-    hidden_MH: Tensor, slots: Slots, *, teacher: Teacher | None, head_VH: Tensor, spec: LossSpec, with_gradient: bool
-) -> ChunkOutcome:
-    """What every slot of the chunk is read to be and, on request, both gradients of its hidden states."""
+    hidden_MH: Tensor, slots: Slots, *, teacher: Rows | Expectation | None, head_VH: Tensor, spec: LossSpec,
+    with_gradient: bool,
+) -> ChunkOutcome:  # fmt: skip
+    """What every slot of the chunk is read to be and, on request, both gradients of its hidden states.
+
+    An Expectation has a row for each slot.
+    """
+    is_soft = bool(soft_coefficient(spec))
+    expected = teacher if is_soft and isinstance(teacher, Expectation) else None
+    rows = teacher if is_soft and isinstance(teacher, Rows) else None
+    rest_M = None if expected is None else expected.rest_logit(hidden_MH)  # before the logits take the room
     student = read_student(hidden_MH, _labels(slots, teacher, spec), head_VH)
-    p_MV = teacher.log_p_UV.index_select(0, slots.teacher_M).exp_() if teacher and soft_coefficient(spec) else None
+    p_MV = None if rows is None else rows.log_p_UV.index_select(0, slots.teacher_M).exp_()
     weight_M = slot_weights(student, slots.grid, spec)
     values = SlotValues(*(getattr(student, each.name) for each in fields(SlotValues)))
-    read = Read(values, weight_M, _soft_values(student, p_MV, teacher, slots))
+    soft_M = dict[str, Tensor]()
+    if rows is not None and p_MV is not None:
+        soft_ce_M = -torch.linalg.vecdot(p_MV, student.log_q_MV)
+        soft_M = soft_values(soft_ce_M, rows.entropy_U.index_select(0, slots.teacher_M))
+    elif expected is not None and rest_M is not None:
+        best_logit_M = student.log_q_MV.gather(1, expected.best_S[:, None])[:, 0] + student.log_sum_M
+        soft_M = soft_values(expected.soft_ce(student.log_sum_M, best_logit_M, rest_M), expected.entropy_S)
+    read = Read(values, weight_M, soft_M)
     if not with_gradient:
         return ChunkOutcome(read, None, None)
     cap_gradient_MH = _cap_gradient(student, weight_M, head_VH, spec) if spec.terms.get("cap") else None
-    return ChunkOutcome(read, _gradient(student, weight_M, p_MV, head_VH, spec), cap_gradient_MH)
+    return ChunkOutcome(read, _gradient(student, weight_M, p_MV, expected, head_VH, spec), cap_gradient_MH)
 
 
 def read_student(hidden_MH: Tensor, label_M: Tensor, head_VH: Tensor) -> Student:
@@ -160,13 +165,15 @@ def read_student(hidden_MH: Tensor, label_M: Tensor, head_VH: Tensor) -> Student
     log_q_MV = logits_MV.sub_(lse_M)
     q_MV = log_q_MV.exp()
     entropy_M = -torch.linalg.vecdot(q_MV, log_q_MV)
-    return Student(label_M, (lse_M - label_logit_M)[:, 0], entropy_M, right_M, rank_M, log_q_MV, q_MV)
+    return Student(label_M, (lse_M - label_logit_M)[:, 0], entropy_M, right_M, rank_M, lse_M[:, 0], log_q_MV, q_MV)
 
 
-def _labels(slots: Slots, teacher: Teacher | None, spec: LossSpec) -> Tensor:
+def _labels(slots: Slots, teacher: Rows | Expectation | None, spec: LossSpec) -> Tensor:
     if spec.label == "data":
         return slots.label_M
     assert teacher is not None, "needs_teacher() said so"
+    if isinstance(teacher, Expectation):
+        return teacher.best_S
     return teacher.log_p_UV.argmax(-1).index_select(0, slots.teacher_M)
 
 
@@ -188,12 +195,9 @@ def _placed(values_M: Tensor, grid: Grid) -> Tensor:
     return flat.index_copy_(0, grid.cell_M, values_M).view(grid.num_blocks, grid.block_size)
 
 
-def _soft_values(student: Student, p_MV: Tensor | None, teacher: Teacher | None, slots: Slots) -> dict[str, Tensor]:
+def soft_values(soft_ce_M: Tensor, entropy_M: Tensor) -> dict[str, Tensor]:
     """soft_ce = −Σ p log q and kl = soft_ce − H(p) of every slot, (M,)."""
-    if p_MV is None or teacher is None:
-        return {}
-    soft_ce_M = -torch.linalg.vecdot(p_MV, student.log_q_MV)
-    return {"soft_ce": soft_ce_M, "kl": soft_ce_M - teacher.entropy_U.index_select(0, slots.teacher_M)}
+    return {"soft_ce": soft_ce_M, "kl": soft_ce_M - entropy_M}
 
 
 def loss_totals(read: SlotValues, weight_M: Tensor, soft_values: dict[str, Tensor], spec: LossSpec) -> Totals:
@@ -230,11 +234,23 @@ def _cap_gradient(student: Student, weight_M: Tensor, head_VH: Tensor, spec: Los
     return gradient_MV.to(head_VH.dtype) @ head_VH
 
 
-def _gradient(student: Student, weight_M: Tensor, p_MV: Tensor | None, head_VH: Tensor, spec: LossSpec) -> Tensor:
+def _gradient(
+    student: Student,
+    weight_M: Tensor,
+    p_MV: Tensor | None,
+    expected: Expectation | None,
+    head_VH: Tensor,
+    spec: LossSpec,
+) -> Tensor:
     """Of Σ weight · (hard·CE + soft·(−Σ p log q)): weight · (hard·(q − label) + soft·(q − p)). Overwrites q and p."""
     hard, soft = spec.terms.get("ce", 0.0), soft_coefficient(spec)
     gradient_MV = student.q_MV.mul_(((hard + soft) * weight_M)[:, None])
     if p_MV is not None:
         gradient_MV.sub_(p_MV.mul_((soft * weight_M)[:, None]))
+    if expected is not None:
+        gradient_MV.scatter_add_(1, expected.best_S[:, None], (-soft * weight_M * expected.best_p_S)[:, None])
     gradient_MV.scatter_add_(1, student.label_M[:, None], (-hard * weight_M)[:, None])
-    return gradient_MV.to(head_VH.dtype) @ head_VH
+    gradient_MV = gradient_MV.to(head_VH.dtype)
+    if expected is None:
+        return gradient_MV @ head_VH
+    return expected.take_rest(weighted_rows(gradient_MV, head_VH), soft * weight_M)

@@ -2,7 +2,7 @@
 
 Buffers alive at once: the drafter's logits (M, V) and the target's (U, V) in float32. The gradient (M, V) is written in
 the head's dtype where the logits stood; with cap, whose own gradient reads them again, the first one has a buffer of its
-own. Shapes as there.
+own. A target known by its expectation has no logits. Shapes as there.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from remote.drafter.kernels.cross_entropy import (
     in_their_place,
     row_statistics,
 )
+from remote.drafter.logits import head_logits, logits_dtype, weighted_rows
 from remote.drafter.loss_chunk import (
     ChunkOutcome,
     Read,
     Slots,
     SlotValues,
-    head_logits,
-    logits_dtype,
     slot_weights,
     soft_coefficient,
+    soft_values,
 )
+from remote.drafter.teacher import Expectation
 from remote.spec import LossSpec
 
 
 @dataclass(frozen=True)
-class Teacher:
+class Rows:
     """The target's logits at U positions, as they came from the head, with what was read of them."""
 
     logits_UV: Tensor
@@ -41,16 +42,16 @@ class Teacher:
     entropy_U: Tensor  # nats
     best_U: Tensor  # int64
 
-    def kept(self, count: int) -> Teacher:
+    def kept(self, count: int) -> Rows:
         """The last `count` rows, copied so that the rest can be freed."""
         start = self.entropy_U.shape[0] - count
-        return Teacher(*(tensor[start:].clone() for tensor in (self.logits_UV, *self._numbers())))
+        return Rows(*(tensor[start:].clone() for tensor in (self.logits_UV, *self._numbers())))
 
     def _numbers(self) -> tuple[Tensor, ...]:
         return self.log_sum_U, self.entropy_U, self.best_U
 
 
-def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher:
+def teach(hidden_UH: Tensor, head_VH: Tensor, before: Rows | None) -> Rows:
     """The target's rows at new positions, after those kept from the chunk before; the product writes behind these."""
     num_kept, (num_new, vocab) = 0 if before is None else before.entropy_U.shape[0], (len(hidden_UH), len(head_VH))
     logits_UV = torch.empty(num_kept + num_new, vocab, dtype=logits_dtype(head_VH), device=head_VH.device)
@@ -58,20 +59,25 @@ def teach(hidden_UH: Tensor, head_VH: Tensor, before: Teacher | None) -> Teacher
     read = row_statistics(logits_UV[num_kept:])
     new = (read.log_sum_M, read.entropy_M, read.best_M)
     if before is None:
-        return Teacher(logits_UV, *new)
+        return Rows(logits_UV, *new)
     logits_UV[:num_kept] = before.logits_UV
-    return Teacher(logits_UV, *(torch.cat(pair) for pair in zip(before._numbers(), new, strict=True)))
+    return Rows(logits_UV, *(torch.cat(pair) for pair in zip(before._numbers(), new, strict=True)))
 
 
 def chunk_loss(
-    hidden_MH: Tensor, slots: Slots, *, teacher: Teacher | None, head_VH: Tensor, spec: LossSpec, with_gradient: bool
-) -> ChunkOutcome:
-    """What every slot of the chunk is read to be and, on request, both gradients of its hidden states."""
+    hidden_MH: Tensor, slots: Slots, *, teacher: Rows | Expectation | None, head_VH: Tensor, spec: LossSpec,
+    with_gradient: bool,
+) -> ChunkOutcome:  # fmt: skip
+    """What every slot of the chunk is read to be and, on request, both gradients of its hidden states.
+
+    An Expectation has a row for each slot.
+    """
+    soft = soft_coefficient(spec)
+    expected = teacher if soft and isinstance(teacher, Expectation) else None
+    rows = teacher if soft and isinstance(teacher, Rows) else None
+    rest_M = None if expected is None else expected.rest_logit(hidden_MH)  # before the logits take the room
     logits_MV = head_logits(hidden_MH, head_VH)
-    label_M = slots.label_M
-    if spec.label == "teacher_argmax":
-        assert teacher is not None, "needs_teacher() said so"
-        label_M = teacher.best_U.index_select(0, slots.teacher_M).clamp(min=0)  # a NaN row has none; its loss is NaN
+    label_M = _labels(slots, teacher, spec)
     read = row_statistics(logits_MV, label_M)
     assert read.label_logit_M is not None
     assert read.rank_M is not None
@@ -79,21 +85,25 @@ def chunk_loss(
         label_M, read.log_sum_M - read.label_logit_M, read.entropy_M, read.best_M == label_M, read.rank_M
     )
     weight_M = slot_weights(values, slots.grid, spec)
-    soft = soft_coefficient(spec)
-    target = (
-        TargetRows(teacher.logits_UV, teacher.log_sum_U, slots.teacher_M, slots.order_M) if teacher and soft else None
-    )
+    target = None if rows is None else TargetRows(rows.logits_UV, rows.log_sum_U, slots.teacher_M, slots.order_M)
+    soft_ce_M = None
+    if expected is not None and rest_M is not None:  # of the logits before their gradient takes their place
+        best_logit_M = logits_MV.gather(1, expected.best_S[:, None])[:, 0]
+        soft_ce_M = expected.soft_ce(read.log_sum_M, best_logit_M, rest_M)
     has_cap, place_MV = bool(spec.terms.get("cap")), in_their_place(logits_MV, head_VH.dtype)
     gradient_MV = torch.empty_like(logits_MV, dtype=head_VH.dtype) if has_cap else place_MV
-    soft_ce_M = cross_entropy_gradient(
+    by_rows_M = cross_entropy_gradient(
         logits_MV, read.log_sum_M, label_M, weight_M,
-        hard=spec.terms.get("ce", 0.0), soft=soft, target=target,
+        hard=spec.terms.get("ce", 0.0), soft=soft, target=target, best=None if expected is None else expected.best,
         out_MV=gradient_MV if with_gradient else None,
     )  # fmt: skip
-    found = Read(values, weight_M, _soft_values(soft_ce_M, teacher, slots))
+    found = Read(values, weight_M, _soft_of(by_rows_M if expected is None else soft_ce_M, expected, rows, slots))
     if not with_gradient:
         return ChunkOutcome(found, None, None)
-    gradient_MH = gradient_MV @ head_VH
+    if expected is None:
+        gradient_MH = gradient_MV @ head_VH
+    else:
+        gradient_MH = expected.take_rest(weighted_rows(gradient_MV, head_VH), soft * weight_M)
     if not has_cap:
         return ChunkOutcome(found, gradient_MH, None)
     del gradient_MV
@@ -102,8 +112,21 @@ def chunk_loss(
     return ChunkOutcome(found, gradient_MH, place_MV @ head_VH)
 
 
-def _soft_values(soft_ce_M: Tensor | None, teacher: Teacher | None, slots: Slots) -> dict[str, Tensor]:
-    """soft_ce and kl = soft_ce − H(p) of every slot, (M,)."""
-    if soft_ce_M is None or teacher is None:
+def _labels(slots: Slots, teacher: Rows | Expectation | None, spec: LossSpec) -> Tensor:
+    if spec.label == "data":
+        return slots.label_M
+    assert teacher is not None, "needs_teacher() said so"
+    if isinstance(teacher, Expectation):
+        return teacher.best_S
+    return teacher.best_U.index_select(0, slots.teacher_M).clamp(min=0)  # a NaN row has none; its loss is NaN
+
+
+def _soft_of(
+    soft_ce_M: Tensor | None, expected: Expectation | None, rows: Rows | None, slots: Slots
+) -> dict[str, Tensor]:
+    if soft_ce_M is None:
         return {}
-    return {"soft_ce": soft_ce_M, "kl": soft_ce_M - teacher.entropy_U.index_select(0, slots.teacher_M)}
+    if expected is not None:
+        return soft_values(soft_ce_M, expected.entropy_S)
+    assert rows is not None, "the kernel has read them"
+    return soft_values(soft_ce_M, rows.entropy_U.index_select(0, slots.teacher_M))

@@ -94,7 +94,7 @@ def _send(job: Job, order: range, dtype: torch.dtype) -> None:
     outbox, like = Outbox(job.ranks.roles, Shape.of(spec, dtype)), torch.empty(0, device=job.device, dtype=dtype)
     for number in order:
         batch = synthetic.batch(spec, synthetic.worst_layout(spec), like=like, position=number)
-        outbox.put(number, batch.row.input_ids_S, HiddenStates(batch.features_SC, batch.last_hidden_SH))
+        outbox.put(number, batch.row.input_ids_S, HiddenStates(batch.features_SC, batch.teacher))
     outbox.finish()
 
 

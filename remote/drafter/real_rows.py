@@ -26,7 +26,9 @@ from remote.drafter.prepare import found_answers, load_rows
 from remote.drafter.smoke import SCHEDULE_STEPS, Values, refuse, timed_steps
 from remote.drafter.step import anchor_slots, assemble
 from remote.drafter.target import load_target, tables
+from remote.drafter.teacher import expect, tensors_of
 from remote.drafter.workbench import Choices
+from remote.plan.sizes import teaches_ahead
 from remote.report import UserFault
 from remote.spec import DFlashSpec
 
@@ -74,13 +76,15 @@ def read(job: Job, spec: DFlashSpec, choices: Choices) -> Real:
     dataset = load_rows(here, target, data_dir=job.data_dir, cache=job.cache, progress=progress)
     job.say(dataset.summary())
     count, num_rows = spec.train.accumulation, spec.train.rows_per_step
-    batches = tuple(dataset.batch(position, num_rows=num_rows) for position in range(count))
-    return Real(batches, dataset.most_documents, *tables(target, outlive_it=True))
+    batches = [dataset.batch(position, num_rows=num_rows) for position in range(count)]
+    if teaches_ahead(spec):  # as the training's cache holds it
+        batches = [replace(batch, teacher=expect(tensors_of(batch.teacher)[0], target.head_VH)) for batch in batches]
+    return Real(tuple(batches), dataset.most_documents, *tables(target, outlive_it=True))
 
 
 def _not_finite(batches: Sequence[Batch]) -> list[str]:
     """Steps on such states would fail as well, and blame the loss."""
-    bad = [batch.keys for batch in batches if not (_is_finite(batch.features_SC) and _is_finite(batch.last_hidden_SH))]
+    bad = [batch.keys for batch in batches if not all(map(_is_finite, (batch.features_SC, *tensors_of(batch.teacher))))]
     rows = ", ".join(f"row {row}" for keys in bad for _, row in keys)
     return [f"the target's hidden states of {rows} hold numbers that are not finite"] if bad else []
 

@@ -23,7 +23,9 @@ from remote.drafter.kernels.adamw import Rates, Stored
 from remote.drafter.keys import KeyValues, MadeFrom
 from remote.drafter.loss import drafter_loss
 from remote.drafter.rope import Rotary, rotary
+from remote.drafter.teacher import expect
 from remote.drafter.visibility import layer_rule, visible
+from remote.plan.sizes import teaches_ahead
 from remote.spec import DFlashSpec, LossSpec, OptimSpec
 
 DOCUMENTS, NUM_BLOCKS = (150, 90), 11  # tokens of the row the check attends to; an odd number of blocks
@@ -269,11 +271,12 @@ def _loss_trial(spec: DFlashSpec, draw: _Drawing, device: torch.device) -> Trial
     head, teacher = draw(spec.target.vocab_size, LOSS_WIDTH, scale=0.3), draw(sum(DOCUMENTS), LOSS_WIDTH)
 
     def function(is_fused: bool, spec: LossSpec, hidden: Tensor) -> list[Tensor]:
-        sums = drafter_loss(
-            hidden, blocks, head_VH=head.to(hidden), teacher_hidden_SH=teacher.to(hidden), spec=spec, is_fused=is_fused
-        )
+        table, known = head.to(hidden), teacher.to(hidden)
+        taught = expect(known, table) if is_ahead else known
+        sums = drafter_loss(hidden, blocks, head_VH=table, teacher=taught, spec=spec, is_fused=is_fused)
         return [sums.objective()]
 
+    is_ahead = teaches_ahead(spec)
     drawn = draw(LOSS_BLOCKS * spec.drafter.block_size, LOSS_WIDTH)
     by_teacher = spec.loss.label == "teacher_argmax"
     right = teacher[blocks.teacher_T] if by_teacher else head[blocks.label_T.clamp(min=0)]

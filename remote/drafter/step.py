@@ -25,6 +25,7 @@ from remote.drafter.blocks import PAD_DOCUMENT, Blocks, Row, build_blocks, join_
 from remote.drafter.data import Batch
 from remote.drafter.head_plan import HeadPlan, plan_head
 from remote.drafter.loss import LossSums, drafter_loss, known_denominator
+from remote.drafter.teacher import Teacher, teacher_of, tensors_of
 from remote.drafter.workbench import Workbench
 from remote.spec import LOSS_TERMS, DataSpec
 
@@ -40,7 +41,7 @@ class MicroBatch:
     blocks: Blocks
     plan: HeadPlan
     features_SC: Tensor
-    last_hidden_SH: Tensor
+    teacher: Teacher
     num_block_tokens: int  # of used blocks
     num_context_tokens: int  # without padding
 
@@ -92,7 +93,7 @@ def assemble(batch: Batch, bench: Workbench, *, num_slots: int) -> MicroBatch:
         blocks=blocks.to(device),
         plan=plan_head(blocks, chunk_tokens=spec.loss.chunk_tokens).to(device),
         features_SC=_with_noise(batch, bench),
-        last_hidden_SH=batch.last_hidden_SH.to(device, non_blocking=True),
+        teacher=teacher_of([tensor.to(device, non_blocking=True) for tensor in tensors_of(batch.teacher)]),
         num_block_tokens=int(blocks.keep_N.sum()) * blocks.block_size,
         num_context_tokens=int((batch.row.document_S != PAD_DOCUMENT).sum()),
     )
@@ -131,7 +132,7 @@ def forward(micro_batch: MicroBatch, bench: Workbench) -> LossSums:
         hidden_MH,
         blocks,
         head_VH=bench.head_VH,
-        teacher_hidden_SH=micro_batch.last_hidden_SH,
+        teacher=micro_batch.teacher,
         spec=bench.spec.loss,
         plan=plan,
         is_fused=bench.drafter.is_fused,

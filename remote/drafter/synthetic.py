@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from remote.drafter.blocks import PAD_DOCUMENT, Row, join_rows
 from remote.drafter.data import Batch
-from remote.plan.sizes import holds_target, worst_documents
+from remote.drafter.teacher import Expectation, Teacher
+from remote.plan.sizes import holds_target, teaches_ahead, worst_documents
 from remote.spec import DFlashSpec
 
 MULTI_DOC = (3000, 4000, 5000)  # tokens; the packed test the first users of this trainer ran by hand
@@ -80,16 +81,25 @@ def batch(spec: DFlashSpec, layout: Sequence[int], *, like: Tensor, position: in
     keys = tuple((0, position * spec.train.rows_per_step + index) for index in range(spec.train.rows_per_step))
     parts = tuple(_row(spec, layout, seed=key[1]) for key in keys)
     generator = torch.Generator(like.device).manual_seed(position)
-    num_tokens, hidden_size = sum(len(part.input_ids_S) for part in parts), spec.target.hidden_size
+    num_tokens, width = sum(len(part.input_ids_S) for part in parts), len(spec.drafter.captured_layers)
     return Batch(
         row=parts[0] if len(parts) == 1 else join_rows(parts),
-        features_SC=like.new_empty(num_tokens, len(spec.drafter.captured_layers) * hidden_size).normal_(
-            generator=generator
-        ),
-        last_hidden_SH=like.new_empty(num_tokens, hidden_size).normal_(generator=generator),
+        features_SC=like.new_empty(num_tokens, width * spec.target.hidden_size).normal_(generator=generator),
+        teacher=_teacher(spec, num_tokens, like=like, generator=generator),
         parts=parts,
         keys=keys,
     )
+
+
+def _teacher(spec: DFlashSpec, num_tokens: int, *, like: Tensor, generator: torch.Generator) -> Teacher:
+    """Last hidden states, or an expectation of the size it has: nobody's, as every number here."""
+    hidden_SH = like.new_empty(num_tokens, spec.target.hidden_size).normal_(generator=generator)
+    if not teaches_ahead(spec):
+        return hidden_SH
+    rest_SH = hidden_SH.to(torch.promote_types(like.dtype, torch.float32)) * _EMBEDDING_STD
+    number_S = rest_SH.new_full((num_tokens,), 0.5)
+    best_S = torch.randint(spec.target.vocab_size, (num_tokens,), generator=generator, device=like.device)
+    return Expectation(rest_SH, number_S, number_S.clone(), best_S)
 
 
 def _num_layer_parameters(spec: DFlashSpec) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from remote.drafter.decoder import head_product
-from remote.drafter.loss_chunk import head_logits
+from remote.drafter.logits import head_logits
 
 
 @dataclass(frozen=True)

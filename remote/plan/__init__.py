@@ -173,7 +173,7 @@ def has_expandable_segments(spec: DFlashSpec) -> bool:
 
 def _host_queue_bytes(spec: DFlashSpec, at: Sizes) -> int:
     """Batches read ahead: two a worker, and the one being handed over."""
-    batch = at.context_tokens * (at.captured + 1) * at.hidden * at.element_bytes
+    batch = at.context_tokens * at.state_bytes
     return batch * (2 * spec.data.num_workers + 1)
 
 

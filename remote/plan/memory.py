@@ -64,12 +64,17 @@ def step_components(spec: DFlashSpec, at: Sizes) -> list[Component]:
 
 
 def inputs(spec: DFlashSpec, at: Sizes) -> Component:
-    """Captured features, last hidden states and ids of the micro-batches of one step, all on the device at once."""
-    per_token = (at.captured + 1) * at.hidden * at.element_bytes + 3 * 8 + 1
+    """Hidden states and ids of the micro-batches of one step, all on the device at once."""
+    per_token = at.state_bytes + 3 * 8 + 1
     per_slot = 5 * 8 + 1  # ids, positions, labels, teacher positions, slots, supervised
-    one = at.context_tokens * per_token + at.block_tokens * per_slot + at.supervised_slots * 4 * 8
-    why = f"S·(K+1)·H features and ids, {spec.train.accumulation} micro-batches"
+    one = at.context_tokens * per_token + at.block_tokens * per_slot + at.supervised_slots * 6 * 8
+    why = f"{states_of(at)} and ids, {spec.train.accumulation} micro-batches"
     return Component("inputs", one * spec.train.accumulation, why)
+
+
+def states_of(at: Sizes) -> str:
+    """What hidden states are made of, for a person."""
+    return "S·K·H features, the target's expectation (S·H in float32)" if at.is_taught_ahead else "S·(K+1)·H features"
 
 
 def positions(spec: DFlashSpec, at: Sizes) -> Component:
@@ -138,21 +143,26 @@ def head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool = True) -
     """Logits in float32: log q, q and one product; with a soft term p as well; and the target's own rows."""
     if has_fused_kernels(spec, at):
         return _fused_head_workspace(spec, at, with_gradient=with_gradient)
-    copies = 4 if is_soft(spec) else 3
+    copies = 4 if is_soft(spec) and not at.is_taught_ahead else 3
     logits = 4 * at.vocab * (copies * at.chunk_slots + at.chunk_targets)
-    kinds = 1 + bool(spec.loss.terms.get("cap"))
-    return logits + kinds * at.chunk_slots * at.hidden * at.element_bytes
+    return logits + _chunk_gradients(spec, at)
+
+
+def _chunk_gradients(spec: DFlashSpec, at: Sizes) -> int:
+    """Of a chunk's hidden states; where the target is known by its expectation, in float32, beside a row of that a slot."""
+    cap = at.element_bytes * bool(spec.loss.terms.get("cap"))
+    each = 2 * 4 if at.is_taught_ahead and is_soft(spec) else at.element_bytes
+    return at.chunk_slots * at.hidden * (each + cap)
 
 
 def _fused_head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool) -> int:
     """Logits in float32 once, where their gradient is written too (but with cap), and the target's rows; or, if that is
     more, a chunk's target rows beside those of the chunk before, of which it takes some over."""
     has_cap = bool(spec.loss.terms.get("cap"))
-    kinds = (1 + has_cap) if with_gradient else 0
     rows = 4 * (at.chunk_slots + at.chunk_targets) + (
         at.element_bytes * at.chunk_slots if with_gradient and has_cap else 0
     )
-    chunk = at.vocab * rows + kinds * at.chunk_slots * at.hidden * at.element_bytes
+    chunk = at.vocab * rows + (_chunk_gradients(spec, at) if with_gradient else 0)
     has_neighbour = at.chunk_slots < at.supervised_slots
     both = 2 * 4 * at.vocab * at.chunk_targets if has_neighbour else 0
     return max(chunk, both)
@@ -300,10 +310,8 @@ def ranks_components(spec: DFlashSpec, at: Sizes, lines: Sequence[Component], *,
     """What a drafter that shares its training holds beside `lines`: the queue of hidden states, gradients that stay."""
     found, made = [], sum(line.size_bytes for line in lines if line.name == "gradients")
     if spec.roles.target > 0 and is_training:
-        per_token = (at.captured + 1) * at.hidden * at.element_bytes
-        why = (
-            f"roles.queue {spec.roles.queue} x {at.context_tokens:,} tokens x {per_token:,} B, (K+1)·H numbers a token"
-        )
+        per_token = at.state_bytes
+        why = f"roles.queue {spec.roles.queue} x {at.context_tokens:,} tokens x {per_token:,} B, {states_of(at)}"
         found.append(Component("hidden-state queue", spec.roles.queue * at.context_tokens * per_token, why))
     if spec.roles.drafter > 1:
         kept = at.parameters * at.element_bytes - made

@@ -36,7 +36,11 @@ class Sizes:
     largest_matrix: int  # elements of the drafter's largest weight
     supervised_slots: int  # anchors spread evenly over documents of equal length: blocks at an end are cut off
     chunk_slots: int  # supervised slots whose logits are alive at once
-    chunk_targets: int  # target positions whose logits are alive at once; 0 where the loss reads none
+    chunk_targets: (
+        int  # target positions whose logits are alive at once; 0 where the loss reads none, or was taught ahead
+    )
+    state_bytes: int  # hidden states of one position, and what the loss reads of the target there
+    is_taught_ahead: bool
     is_cuda: bool
     is_hopper: bool | None  # None: nobody said which card
 
@@ -57,7 +61,7 @@ def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None, is_hop
     """`documents` a row, where anchors are counted per document; None: as many as make most slots."""
     drafter, hidden, rows = spec.drafter, spec.target.hidden_size, spec.train.rows_per_step
     blocks = anchor_slots(spec, documents) * rows
-    is_cuda = device == "cuda"
+    is_cuda, element_bytes = device == "cuda", ELEMENT_BYTES[compute_dtype(spec, device)]
     slots = _chunk_slots(spec, blocks)
     return Sizes(
         context_tokens=spec.data.row_tokens * rows,
@@ -71,12 +75,14 @@ def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None, is_hop
         layers=drafter.num_layers,
         captured=len(drafter.captured_layers),
         vocab=spec.target.vocab_size,
-        element_bytes=ELEMENT_BYTES[compute_dtype(spec, device)],
+        element_bytes=element_bytes,
         parameters=num_drafter_parameters(spec.target, drafter),
         largest_matrix=hidden * max(drafter.intermediate_size, len(drafter.captured_layers) * hidden),
         supervised_slots=_supervised_slots(spec, blocks, documents),
         chunk_slots=slots,
-        chunk_targets=_chunk_targets(spec, blocks, slots) if reads_teacher(spec) else 0,
+        chunk_targets=_chunk_targets(spec, blocks, slots) if reads_teacher(spec) and not teaches_ahead(spec) else 0,
+        state_bytes=len(drafter.captured_layers) * hidden * element_bytes + _teacher_bytes(spec, element_bytes),
+        is_taught_ahead=teaches_ahead(spec),
         is_cuda=is_cuda,
         is_hopper=is_hopper if is_cuda else False,
     )
@@ -109,6 +115,17 @@ def holds_target(spec: DFlashSpec) -> bool:
     return spec.data.hidden_states == "online" and spec.roles.target == 0
 
 
+def teaches_ahead(spec: DFlashSpec) -> bool:
+    """Whether what the loss reads of the target is made once, with the hidden states, and not in every step: where the
+    target runs beside the drafter nothing would be saved."""
+    return reads_teacher(spec) and not holds_target(spec)
+
+
+def expectation_bytes(hidden_size: int) -> int:
+    """Of one position: a vector and two numbers in float32, and a token."""
+    return 4 * hidden_size + 2 * 4 + 8
+
+
 def has_masters(spec: DFlashSpec, device: str) -> bool:
     return compute_dtype(spec, device) != "float32" and spec.optim.master_dtype == "float32"
 
@@ -119,6 +136,12 @@ def is_soft(spec: DFlashSpec) -> bool:
 
 def reads_teacher(spec: DFlashSpec) -> bool:
     return is_soft(spec) or spec.loss.label == "teacher_argmax"
+
+
+def _teacher_bytes(spec: DFlashSpec, element_bytes: int) -> int:
+    """Of one position: the target's last hidden state, or its expectation."""
+    hidden = spec.target.hidden_size
+    return expectation_bytes(hidden) if teaches_ahead(spec) else hidden * element_bytes
 
 
 def _supervised_slots(spec: DFlashSpec, blocks: int, documents: int | None) -> int:

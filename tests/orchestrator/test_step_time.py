@@ -179,7 +179,7 @@ def test_the_page_calls_a_bound_a_guess_and_a_measure_by_its_run(places: Places)
     unknown = plan_memory(places, "smollm2")
 
     lines = [_time_line(found) for found in (guessed, known, unknown)]
-    assert "a guess: at least 0.186 s a step" in lines[0]
+    assert "a guess: at least 0.169 s a step" in lines[0]
     assert "797 TFLOP/s, the most that one H200 was measured to do" in lines[0]
     assert "0.4 s a step, 4 h 26 min for all 40,000; measured: run kbbbbbbb on local, NVIDIA H200" in lines[1]
     assert "not measured yet: draftyard smoke smollm2 -b ce does" in lines[2]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from remote.drafter.kernels import launch
 from remote.drafter.target import Target, load_target
 from remote.spec import DrafterSpec, TargetSpec
 from tests.remote.interpreter import hasten
@@ -124,6 +125,12 @@ def smollm2_spec() -> TargetSpec:
         eos_token_id=2,
         pad_token_id=2,
     )
+
+
+@pytest.fixture
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of its own: what is made by kernels on a card is then made by plain torch, not by the interpreter."""
+    monkeypatch.setattr(launch, "is_installed", False)
 
 
 @pytest.fixture(scope="session")

@@ -141,13 +141,15 @@ def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
         cross_entropy.row_constants(248_320, tile) for tile in (cross_entropy.STATISTICS, cross_entropy.GRADIENT)
     )
     numbers = dict.fromkeys(("logits_ptr", "target_ptr", "weight_ptr", "entropy_ptr", "scale_ptr"), "*fp32")
-    numbers |= dict.fromkeys(("label_logit_ptr", "target_log_sum_ptr", "soft_ce_ptr"), "*fp32")
+    numbers |= dict.fromkeys(("label_logit_ptr", "target_log_sum_ptr", "soft_ce_ptr", "best_p_ptr"), "*fp32")
     numbers |= dict.fromkeys(("label_ptr", "best_ptr", "rank_ptr", "target_row_ptr", "order_ptr"), "*i64")
     gradient |= {"OUT_WIDTH": 2 * 248_320, "IN_PLACE": True}
-    with_target = {"HAS_TARGET": True, "HAS_ORDER": True, "HAS_OUT": True, **gradient}
+    with_target = {"HAS_TARGET": True, "HAS_ORDER": True, "HAS_BEST": False, "HAS_OUT": True, **gradient}
+    with_best = with_target | {"HAS_TARGET": False, "HAS_ORDER": False, "HAS_BEST": True}
     for name, kernel, constants in (
         ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True, **statistics}),
         ("cross-entropy gradient", cross_entropy._cross_entropy_kernel, with_target),
+        ("cross-entropy gradient, taught ahead", cross_entropy._cross_entropy_kernel, with_best),
         ("entropy gradient", cross_entropy._entropy_kernel, gradient),
     ):
         yield name, build(kernel, constants, capability=capability, pointers=numbers)

@@ -101,9 +101,9 @@ def spoilt(put: Any) -> Any:
     def wrapped(self: Outbox, micro_batch: int, ids_S: torch.Tensor, states: HiddenStates) -> Any:
         match WISHES.get("spoil"):
             case "rows":
-                states = HiddenStates(states.features_SC[:-1], states.last_hidden_SH)
+                states = HiddenStates(states.features_SC[:-1], states.teacher)
             case "values":
-                states.last_hidden_SH.fill_(torch.inf)
+                states.tensors[1].fill_(torch.inf)
             case "ids":
                 ids_S = ids_S.clone().index_fill_(0, torch.tensor([3]), 10**6)
         return put(self, micro_batch, ids_S, states)

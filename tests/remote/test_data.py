@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote.drafter.blocks import check_row
-from remote.drafter.data import Chat, Dataset, Document, epoch_order, pack, read_chats, tokenise
+from remote.drafter.data import Chat, Dataset, Document, HiddenStates, epoch_order, pack, read_chats, tokenise
 from remote.drafter.hidden import OnlineHidden
+from remote.drafter.teacher import expect, tensors_of
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}
@@ -126,9 +127,33 @@ def test_a_packed_row_keeps_the_rules_of_rows_and_carries_its_states(dataset, ti
     real = row.document_S >= 0
     features, last_hidden = tiny_target.capture(row.input_ids_S, row.document_S, row.position_S, layers=[1, 2, 4])
     torch.testing.assert_close(states.features_SC, features, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(states.last_hidden_SH, last_hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(states.teacher, last_hidden, rtol=1e-4, atol=1e-5)
     assert not states.features_SC[~real].any()
     assert len(row.input_ids_S) == 128
+
+
+@pytest.mark.usefixtures("without_triton")
+def test_a_packed_row_carries_the_targets_expectation_of_each_document_and_nothing_where_it_is_padded(
+    tiny_target, documents, dataset
+):
+    class Taught:
+        def document(self, index):
+            states = OnlineHidden(tiny_target, documents, [1, 2, 4]).document(index)
+            return HiddenStates(states.features_SC, expect(states.teacher, tiny_target.head_VH))
+
+    taught = Dataset(documents, Taught(), row_tokens=128, seed=3)
+
+    row, states = taught.row(0)
+    batch = taught.batch(0, num_rows=2)
+
+    real = row.document_S >= 0
+    expected = expect(dataset.row(0)[1].teacher, tiny_target.head_VH)
+    for found, wanted in zip(states.teacher.tensors, expected.tensors, strict=True):
+        assert len(found) == 128
+        torch.testing.assert_close(found[real], wanted[real], rtol=1e-4, atol=1e-5)
+        assert not found[~real].any()
+    assert not bool(real.all())
+    assert [len(tensor) for tensor in batch.teacher.tensors] == [256] * 4
 
 
 def test_every_epoch_has_every_row_once_in_its_own_order(dataset):
@@ -163,10 +188,12 @@ def test_a_batch_of_two_rows_is_one_row_and_keeps_its_parts(dataset):
 
 
 @pytest.mark.slow
-def test_worker_processes_give_the_same_batches(tmp_path, tiny_target, documents):
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize("has_expectation", [False, True])
+def test_worker_processes_give_the_same_batches(tmp_path, tiny_target, documents, has_expectation):
     from remote.drafter.hidden import cached_hidden
 
-    hidden = cached_hidden(documents, tiny_target, [1, 2, 4], cache=tmp_path)
+    hidden = cached_hidden(documents, tiny_target, [1, 2, 4], cache=tmp_path, has_expectation=has_expectation)
     cached = Dataset(documents, hidden, row_tokens=128, seed=3)
 
     alone = list(cached.batches(range(3, 9)))
@@ -174,7 +201,8 @@ def test_worker_processes_give_the_same_batches(tmp_path, tiny_target, documents
 
     for left, right in zip(alone, with_workers, strict=True):
         assert left.keys == right.keys
-        assert torch.equal(left.last_hidden_SH, right.last_hidden_SH)
+        assert type(left.teacher) is type(right.teacher)
+        assert all(map(torch.equal, tensors_of(left.teacher), tensors_of(right.teacher)))
 
 
 def test_the_summary_counts_documents_tokens_and_rows(tiny_target):

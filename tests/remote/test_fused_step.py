@@ -63,7 +63,7 @@ def step(
     ids = blocks.distinct_ids if is_fused else blocks.ids_T
     hidden = model(features, table[ids], row.to(device), blocks, rows_M)
     loss = drafter_loss(
-        hidden, blocks, head_VH=table, teacher_hidden_SH=teacher, spec=LOSS, plan=plan, is_fused=is_fused
+        hidden, blocks, head_VH=table, teacher=teacher, spec=LOSS, plan=plan, is_fused=is_fused
     ).objective()
     loss.backward()
     return float(loss.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -16,7 +16,7 @@ from remote.drafter.metrics import metrics
 from remote.spec import LossSpec
 from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
 from tests.remote.packed import blocks_of, packed_row, relative_error
-from tests.remote.test_loss import SPECS, case, expected
+from tests.remote.test_loss import SPECS, case, expected, taught
 
 VOCAB = 53  # of one tile
 
@@ -123,19 +123,20 @@ def test_a_bad_number_shows_in_its_row_alone(bad: float) -> None:
     assert read.best_M[1] == -1 or math.isinf(bad)
 
 
-def whole_loss(spec: LossSpec, tensors: tuple, *, fused: bool) -> tuple[float, Tensor, dict]:
+def whole_loss(spec: LossSpec, tensors: tuple, *, fused: bool, ahead: bool = False) -> tuple[float, Tensor, dict]:
     _, blocks, hidden_TH, head_VH, teacher_SH = tensors
-    hidden = hidden_TH.detach().requires_grad_()
-    sums = drafter_loss(hidden, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec, is_fused=fused)
+    hidden, teacher = hidden_TH.detach().requires_grad_(), taught(teacher_SH, head_VH, ahead=ahead)
+    sums = drafter_loss(hidden, blocks, head_VH=head_VH, teacher=teacher, spec=spec, is_fused=fused)
     sums.objective().backward()
     return float(sums.objective().detach()), hidden.grad, metrics(sums)
 
 
 @pytest.mark.slow
 @in_interpreter
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [7, 1000])
 @pytest.mark.parametrize("name", SPECS)
-def test_fused_loss_equals_the_loops(name: str, chunk_tokens: int) -> None:
+def test_fused_loss_equals_the_loops(name: str, chunk_tokens: int, ahead: bool) -> None:
     """Every term, decay and label of the recipe language; float32 against the float64 loops."""
     spec = replace(SPECS[name], chunk_tokens=chunk_tokens)
     row, blocks, *tensors = case()
@@ -143,7 +144,7 @@ def test_fused_loss_equals_the_loops(name: str, chunk_tokens: int) -> None:
     oracle = expected(spec, row, blocks, exact, *tensors[1:])
     oracle["loss"].backward()
 
-    value, gradient, seen = whole_loss(spec, (row, blocks, *(x.float() for x in tensors)), fused=True)
+    value, gradient, seen = whole_loss(spec, (row, blocks, *(x.float() for x in tensors)), fused=True, ahead=ahead)
 
     assert value == pytest.approx(float(oracle["loss"].detach()), rel=1e-5)
     assert relative_error(gradient, exact.grad) < 1e-5
@@ -152,12 +153,13 @@ def test_fused_loss_equals_the_loops(name: str, chunk_tokens: int) -> None:
     assert {k: seen[f"topk_{k}"] for k in (2, 4, 8)} == pytest.approx(oracle["topk"])
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SPECS)
-def test_fused_loss_without_kernels_is_the_chunked_loss(name: str) -> None:
+def test_fused_loss_without_kernels_is_the_chunked_loss(name: str, ahead: bool) -> None:
     """Float64 takes the references, as a machine without Triton does."""
     tensors = case()
 
-    fused, chunked = (whole_loss(SPECS[name], tensors, fused=fused) for fused in (True, False))
+    fused, chunked = (whole_loss(SPECS[name], tensors, fused=fused, ahead=ahead) for fused in (True, False))
 
     assert fused[0] == pytest.approx(chunked[0], rel=1e-13)
     assert relative_error(fused[1], chunked[1]) < 1e-12
@@ -207,8 +209,9 @@ def test_a_gradient_in_the_logits_place_has_the_same_bits_on_cuda(vocab: int, dt
 
 
 @needs_cuda
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SPECS)
-def test_fused_loss_on_cuda_equals_the_chunked_one(name: str) -> None:
+def test_fused_loss_on_cuda_equals_the_chunked_one(name: str, ahead: bool) -> None:
     """A real vocabulary in bfloat16; both make fp32 logits of the same product and differ by summation alone."""
     row = packed_row([60, 40], vocab=151_936)
     blocks = blocks_of(row, num_slots=8, block_size=16)
@@ -218,7 +221,7 @@ def test_fused_loss_on_cuda_equals_the_chunked_one(name: str) -> None:
     tensors = (row, blocks.to("cuda"), hidden, head, teacher)
 
     fused, chunked = (
-        whole_loss(replace(SPECS[name], chunk_tokens=50), tensors, fused=fused) for fused in (True, False)
+        whole_loss(replace(SPECS[name], chunk_tokens=50), tensors, fused=fused, ahead=ahead) for fused in (True, False)
     )
 
     assert fused[0] == pytest.approx(chunked[0], rel=1e-4)

@@ -15,6 +15,7 @@ from remote.drafter.blocks import Blocks, Row
 from remote.drafter.head_plan import plan_head
 from remote.drafter.loss import LossSums, drafter_loss, known_denominator
 from remote.drafter.metrics import metrics
+from remote.drafter.teacher import Teacher, expect
 from remote.spec import LossSpec
 from tests.remote.cuda import needs_cuda
 from tests.remote.loss_oracle import oracle_loss, random_case
@@ -50,21 +51,27 @@ def case(*, row: Row | None = None, num_slots: int = 9, seed: int = 0) -> tuple[
     return row, blocks, hidden_TH, head_VH, teacher_SH
 
 
+def taught(teacher_SH: Tensor, head_VH: Tensor, *, ahead: bool) -> Teacher:
+    """What the loss is given: the target's last hidden states, or the expectation made of them ahead."""
+    return expect(teacher_SH, head_VH) if ahead else teacher_SH
+
+
 def expected(spec: LossSpec, row: Row, blocks: Blocks, hidden_TH: Tensor, head_VH: Tensor, teacher_SH: Tensor) -> dict:
     used = blocks.anchors_N[blocks.keep_N].tolist()
     return oracle_loss(hidden_TH, row, used, block_size=BLOCK, head_VH=head_VH, teacher_SH=teacher_SH, spec=spec)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 1000])
 @pytest.mark.parametrize("name", SPECS)
-def test_value_and_gradient_equal_the_loops(name: str, chunk_tokens: int) -> None:
+def test_value_and_gradient_equal_the_loops(name: str, chunk_tokens: int, ahead: bool) -> None:
     spec = replace(SPECS[name], chunk_tokens=chunk_tokens)
     row, blocks, hidden_TH, head_VH, teacher_SH = case()
     ours, theirs = hidden_TH.clone().requires_grad_(), hidden_TH.clone().requires_grad_()
     oracle = expected(spec, row, blocks, theirs, head_VH, teacher_SH)
     oracle["loss"].backward()
 
-    sums = drafter_loss(ours, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec)
+    sums = drafter_loss(ours, blocks, head_VH=head_VH, teacher=taught(teacher_SH, head_VH, ahead=ahead), spec=spec)
     loss = sums.objective()
     loss.backward()
 
@@ -79,9 +86,10 @@ def test_value_and_gradient_equal_the_loops(name: str, chunk_tokens: int) -> Non
     name=st.sampled_from(["all terms", "d-pace with everything", "streak on the teacher's argmax"]),
     chunk_tokens=st.integers(1, 30),
     seed=st.integers(0, 1000),
+    ahead=st.booleans(),
 )
 def test_any_row_gives_what_the_loops_give(
-    lengths: list[int], unmasked: float, name: str, chunk_tokens: int, seed: int
+    lengths: list[int], unmasked: float, name: str, chunk_tokens: int, seed: int, ahead: bool
 ) -> None:
     spec = replace(SPECS[name], chunk_tokens=chunk_tokens)
     row = packed_row(lengths, padding=1, vocab=VOCAB, unmasked=unmasked, seed=seed)
@@ -90,18 +98,21 @@ def test_any_row_gives_what_the_loops_give(
     ours, theirs = hidden_TH.clone().requires_grad_(), hidden_TH.clone().requires_grad_()
     expected(spec, row, blocks, theirs, head_VH, teacher_SH)["loss"].backward()
 
-    drafter_loss(ours, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec).objective().backward()
+    teacher = taught(teacher_SH, head_VH, ahead=ahead)
+    drafter_loss(ours, blocks, head_VH=head_VH, teacher=teacher, spec=spec).objective().backward()
 
     assert relative_error(ours.grad, theirs.grad) < 1e-11
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SPECS)
-def test_metrics_equal_the_loops(name: str) -> None:
+def test_metrics_equal_the_loops(name: str, ahead: bool) -> None:
     spec = SPECS[name]
     row, blocks, hidden_TH, head_VH, teacher_SH = case()
     oracle = expected(spec, row, blocks, hidden_TH, head_VH, teacher_SH)
 
-    seen = metrics(drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec))
+    teacher = taught(teacher_SH, head_VH, ahead=ahead)
+    seen = metrics(drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=teacher, spec=spec))
 
     assert seen["loss"] == pytest.approx(float(oracle["loss"]))
     for term, coefficient in spec.terms.items():
@@ -119,7 +130,7 @@ def test_metrics_equal_the_loops(name: str) -> None:
 def test_accuracy_by_slot_weighs_back_to_the_whole() -> None:
     _, blocks, hidden_TH, head_VH, _ = case()
 
-    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=None, spec=LossSpec())
+    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=None, spec=LossSpec())
 
     seen, cases = metrics(sums), sums.totals["supervised_at"][1:]
     assert len(seen["accuracy_at"]) == BLOCK - 1
@@ -136,7 +147,7 @@ def test_gradient_passes_gradcheck_where_weights_are_constant() -> None:
     hidden_TH.requires_grad_()
 
     def loss(hidden: Tensor) -> Tensor:
-        return drafter_loss(hidden, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec).objective()
+        return drafter_loss(hidden, blocks, head_VH=head_VH, teacher=teacher_SH, spec=spec).objective()
 
     assert torch.autograd.gradcheck(loss, (hidden_TH,))
 
@@ -146,7 +157,7 @@ def test_two_micro_batches_add_to_the_whole(name: str) -> None:
     spec = replace(SPECS[name], normalization="weights")
     _, blocks, hidden_TH, head_VH, teacher_SH = case()
     whole = hidden_TH.clone().requires_grad_()
-    drafter_loss(whole, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec).objective().backward()
+    drafter_loss(whole, blocks, head_VH=head_VH, teacher=teacher_SH, spec=spec).objective().backward()
 
     parts = hidden_TH.clone().requires_grad_()
     half = 4 * BLOCK
@@ -156,20 +167,20 @@ def test_two_micro_batches_add_to_the_whole(name: str) -> None:
         (slice(0, half), _blocks_slice(blocks, 0, 4)),
         (slice(half, None), _blocks_slice(blocks, 4, 9)),
     ):
-        sums = drafter_loss(parts[rows], piece, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec)
+        sums = drafter_loss(parts[rows], piece, head_VH=head_VH, teacher=teacher_SH, spec=spec)
         sums.numerator.backward()
         total += sums.denominator
         joined = sums if joined is None else joined + sums
 
     assert relative_error(parts.grad / total, whole.grad) < 1e-13
-    once = drafter_loss(whole, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec)
+    once = drafter_loss(whole, blocks, head_VH=head_VH, teacher=teacher_SH, spec=spec)
     assert torch.allclose(joined.totals_F, once.totals_F, rtol=1e-13)
 
 
 def test_given_denominators_replace_its_own() -> None:
     _, blocks, hidden_TH, head_VH, _ = case()
     spec = LossSpec(terms={"ce": 1.0, "cap": 0.5})
-    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=None, spec=spec)
+    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=None, spec=spec)
 
     given = sums.objective(torch.tensor(8.0), torch.tensor(4.0))
 
@@ -181,7 +192,7 @@ def test_given_denominators_replace_its_own() -> None:
 )
 def test_known_denominator_is_the_one_the_loss_finds(name: str) -> None:
     _, blocks, hidden_TH, head_VH, teacher_SH = case()
-    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=SPECS[name])
+    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=teacher_SH, spec=SPECS[name])
 
     assert float(known_denominator(blocks, SPECS[name])) == pytest.approx(float(sums.denominator), rel=1e-12)
 
@@ -199,7 +210,7 @@ def test_nothing_supervised_gives_zero_loss_and_zero_gradient() -> None:
     _, blocks, hidden_TH, head_VH, teacher_SH = case(row=row, num_slots=4)
     hidden_TH.requires_grad_()
 
-    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=SPECS["all terms"])
+    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=teacher_SH, spec=SPECS["all terms"])
     sums.objective().backward()
 
     assert metrics(sums) == {"loss": 0.0, "loss_ce": 0.0, "loss_kl": 0.0, "loss_soft_ce": 0.0, "loss_cap": 0.0}
@@ -211,9 +222,7 @@ def test_unsupervised_rows_get_no_gradient_and_do_not_matter() -> None:
     hidden_TH[~blocks.supervised_T] = math.nan
     hidden_TH.requires_grad_()
 
-    loss = drafter_loss(
-        hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=SPECS["all terms"]
-    ).objective()
+    loss = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=teacher_SH, spec=SPECS["all terms"]).objective()
     loss.backward()
 
     assert torch.isfinite(loss)
@@ -227,18 +236,20 @@ def test_one_bad_hidden_state_shows_in_loss_gradient_and_metrics(bad: float) -> 
     hidden_TH[at, 0] = bad
     hidden_TH.requires_grad_()
 
-    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=SPECS["ce + kl"])
+    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=teacher_SH, spec=SPECS["ce + kl"])
     sums.objective().backward()
 
     assert not any(math.isfinite(metrics(sums)[name]) for name in ("loss", "loss_ce", "loss_kl"))
     assert not torch.isfinite(hidden_TH.grad[at]).all()
 
 
-def test_a_bad_teacher_shows_under_its_own_term() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_bad_teacher_shows_under_its_own_term(ahead: bool) -> None:
     _, blocks, hidden_TH, head_VH, teacher_SH = case()
     teacher_SH[blocks.teacher_T[blocks.supervised_T][0], 0] = math.nan
 
-    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=SPECS["ce + kl"])
+    known = taught(teacher_SH, head_VH, ahead=ahead)
+    sums = drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=known, spec=SPECS["ce + kl"])
 
     assert math.isfinite(metrics(sums)["loss_ce"])
     assert not any(math.isfinite(metrics(sums)[name]) for name in ("loss", "loss_kl"))
@@ -247,7 +258,7 @@ def test_a_bad_teacher_shows_under_its_own_term() -> None:
 def test_nan_logits_count_as_wrong_everywhere() -> None:
     _, blocks, hidden_TH, head_VH, _ = case()
 
-    seen = metrics(drafter_loss(hidden_TH * math.nan, blocks, head_VH=head_VH, teacher_hidden_SH=None, spec=LossSpec()))
+    seen = metrics(drafter_loss(hidden_TH * math.nan, blocks, head_VH=head_VH, teacher=None, spec=LossSpec()))
 
     assert (seen["accuracy"], seen["topk_2"], seen["topk_8"]) == (0.0, 0.0, 0.0)
 
@@ -256,16 +267,14 @@ def test_missing_teacher_is_the_users_error() -> None:
     _, blocks, hidden_TH, head_VH, _ = case()
 
     with pytest.raises(ValueError, match="need the target's last hidden states"):
-        drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher_hidden_SH=None, spec=SPECS["kl"])
+        drafter_loss(hidden_TH, blocks, head_VH=head_VH, teacher=None, spec=SPECS["kl"])
 
 
 def test_no_graph_is_made_without_gradients() -> None:
     _, blocks, hidden_TH, head_VH, _ = case()
 
     with torch.no_grad():
-        sums = drafter_loss(
-            hidden_TH.requires_grad_(), blocks, head_VH=head_VH, teacher_hidden_SH=None, spec=LossSpec()
-        )
+        sums = drafter_loss(hidden_TH.requires_grad_(), blocks, head_VH=head_VH, teacher=None, spec=LossSpec())
 
     assert not sums.numerator.requires_grad
 
@@ -299,9 +308,7 @@ def test_all_logits_are_never_held() -> None:
     spec = replace(SPECS["all terms"], chunk_tokens=4)
 
     with _LargestTensor(head_VH) as largest:
-        loss = drafter_loss(
-            hidden_TH.requires_grad_(), blocks, head_VH=head_VH, teacher_hidden_SH=teacher_SH, spec=spec
-        )
+        loss = drafter_loss(hidden_TH.requires_grad_(), blocks, head_VH=head_VH, teacher=teacher_SH, spec=spec)
         loss.objective().backward()
 
     assert int(blocks.supervised_T.sum()) == 25
@@ -309,8 +316,9 @@ def test_all_logits_are_never_held() -> None:
 
 
 @needs_cuda
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_bfloat16_gradient_on_cuda_is_within_half_a_percent_of_float64(temperature: float) -> None:
+def test_bfloat16_gradient_on_cuda_is_within_half_a_percent_of_float64(temperature: float, ahead: bool) -> None:
     """248,320 tokens, a flat and a peaked teacher; the oracle is plain float64 autograd on the same rounded inputs."""
     row = packed_row([60, 40], vocab=248_320)
     blocks = blocks_of(row, num_slots=8, block_size=16)
@@ -321,7 +329,8 @@ def test_bfloat16_gradient_on_cuda_is_within_half_a_percent_of_float64(temperatu
     hidden.requires_grad_()
     exact = hidden.detach().double().requires_grad_()
 
-    sums = drafter_loss(hidden, blocks.to("cuda"), head_VH=head, teacher_hidden_SH=teacher, spec=spec)
+    known = taught(teacher, head, ahead=ahead)
+    sums = drafter_loss(hidden, blocks.to("cuda"), head_VH=head, teacher=known, spec=spec)
     sums.objective().backward()
 
     at = blocks.supervised_T.cuda()

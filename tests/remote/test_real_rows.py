@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from remote.drafter import workbench
+from remote.drafter.blocks import PAD_DOCUMENT
 from remote.drafter.measure import Meter
 from remote.drafter.prepare import load_rows
 from remote.drafter.real_rows import read, run_real
 from remote.drafter.smoke import RungFailed
+from remote.drafter.teacher import Expectation, tensors_of
 from tests.remote.conftest import make_tiny_folder
 from tests.remote.jobs import ANSWERS, events, make_job, make_run, run_job, tiny_job_spec
 
@@ -23,14 +25,17 @@ pytestmark = pytest.mark.slow  # whole rungs
 CPU = torch.device("cpu")
 
 
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize("terms", [{"ce": 1.0}, {"ce": 1.0, "kl": 0.15}], ids=["ce", "kl"])
 @pytest.mark.parametrize("hidden_states", ["cached", "online"])
 def test_its_rows_are_those_of_the_trainings_first_step(
-    tmp_path: Path, tiny_target, tiny_target_spec, tiny_drafter_spec, hidden_states: str
+    tmp_path: Path, tiny_target, tiny_target_spec, tiny_drafter_spec, hidden_states: str, terms: dict[str, float]
 ) -> None:
     spec = tiny_job_spec(
         tiny_target_spec,
         tiny_drafter_spec,
         data={"hidden_states": hidden_states},
+        loss={"terms": terms},
         train={"rows_per_step": 2, "accumulation": 2},
     )
     job = make_job(tmp_path, spec)
@@ -46,15 +51,19 @@ def test_its_rows_are_those_of_the_trainings_first_step(
         assert torch.equal(batch.row.input_ids_S, expected.row.input_ids_S)
         assert torch.equal(batch.row.loss_mask_S, expected.row.loss_mask_S)
         torch.testing.assert_close(batch.features_SC, expected.features_SC)
-        torch.testing.assert_close(batch.last_hidden_SH, expected.last_hidden_SH)
+        assert isinstance(batch.teacher, Expectation) == (hidden_states == "cached" and "kl" in terms)
+        is_text_S = batch.row.document_S != PAD_DOCUMENT  # of padding nobody reads what the target expects there
+        for found, wanted in zip(tensors_of(batch.teacher), tensors_of(expected.teacher), strict=True):
+            torch.testing.assert_close(found[is_text_S], wanted[is_text_S], rtol=1e-4, atol=1e-5)
     assert torch.equal(real.head_VH, tiny_target.head_VH)
     assert not (tmp_path / "cache" / "hidden").exists()
 
 
+@pytest.mark.parametrize("terms", [{"ce": 1.0}, {"ce": 1.0, "kl": 0.15}], ids=["ce", "kl"])
 def test_it_is_climbed_where_it_is_named_and_gives_time_peaks_loss_accuracy_and_streak(
-    tmp_path: Path, tiny_target_spec, tiny_drafter_spec
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, terms: dict[str, float]
 ) -> None:
-    run = make_run(tmp_path, tiny_job_spec(tiny_target_spec, tiny_drafter_spec))
+    run = make_run(tmp_path, tiny_job_spec(tiny_target_spec, tiny_drafter_spec, loss={"terms": terms}))
 
     ended = run_job(run, "smoke", "real")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from remote.drafter import loss_fused, self_check, workbench
 from remote.drafter.attention import Backend
-from remote.drafter.kernels import adamw, attention, body, launch
+from remote.drafter.kernels import adamw, attention, body
 from remote.drafter.kernels.adamw import Stored
 from remote.drafter.keys import KeyValues
 from remote.drafter.model import DFlashDrafter, DraftCache
@@ -134,11 +135,6 @@ def test_each_result_is_judged_by_itself() -> None:
 # ---- Kernels that are wrong. Without Triton ours compute by the plain formulas: what is broken here is the only error.
 
 
-@pytest.fixture
-def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "is_installed", False)
-
-
 def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Its value, 5 % too large."""
 
@@ -255,7 +251,10 @@ BROKEN = [
 
 
 def trials_of(spec: DFlashSpec, dtype: torch.dtype) -> chain[Trial]:
-    return chain(self_check.attention_trials(spec, CPU, dtype), self_check.kernel_trials(spec, CPU, dtype))
+    """Of the recipe, and of its target beside the drafter: then the loss reads the target's own rows."""
+    beside = replace(spec, data=replace(spec.data, hidden_states="online"))
+    kernels = (self_check.kernel_trials(each, CPU, dtype) for each in (spec, beside))
+    return chain(self_check.attention_trials(spec, CPU, dtype), *kernels)
 
 
 def break_it(monkeypatch: pytest.MonkeyPatch, room: Any, name: str, breaks: Callable[..., Any]) -> None:

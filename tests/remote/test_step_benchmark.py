@@ -28,10 +28,12 @@ LOCAL_SIDE = (
     "yaml",
     "matplotlib",
 )
-PARTS = {"body": 102.1 + 204.1 + 6.7, "attention": 38.5, "head": 2 * 80.4 + 20.1}  # TFLOP, counted by hand
+PARTS = {"body": 102.1 + 204.1 + 6.7, "attention": 38.5, "head": 2 * 80.4}  # TFLOP, counted by hand
+TARGETS_LOGITS = 20.1  # of every position that a slot reads, once
 
 
-def test_least_work_of_ddtree_is_what_was_counted() -> None:
+@pytest.mark.parametrize("is_taught_ahead", [False, True])
+def test_least_work_of_ddtree_is_what_was_counted(is_taught_ahead: bool) -> None:
     """Anchors are random: a few labels lie beyond the row."""
     case = step.CASES[0]
     row = step.packed_row(case.lengths, 1000)
@@ -39,9 +41,12 @@ def test_least_work_of_ddtree_is_what_was_counted() -> None:
     shape.row, shape.case, shape.variant, shape.drafter = row, case, step.FUSED, step.LARGE.drafter
     made, plan = shape.blocks(1)
 
-    work = least_work(step.LARGE.target, step.LARGE.drafter, made, plan, num_context=8000)
+    work = least_work(
+        step.LARGE.target, step.LARGE.drafter, made, plan, num_context=8000, is_taught_ahead=is_taught_ahead
+    )
 
-    assert {part: getattr(work, part) / 1e12 for part in PARTS} == pytest.approx(PARTS, rel=0.01)
+    counted = PARTS | {"head": PARTS["head"] + (0.0 if is_taught_ahead else TARGETS_LOGITS)}
+    assert {part: getattr(work, part) / 1e12 for part in PARTS} == pytest.approx(counted, rel=0.01)
 
 
 def test_a_profile_counts_products_by_shape() -> None:
@@ -63,7 +68,7 @@ def test_what_a_budget_is_for_comes_first_and_a_text_names_rows_by_their_words()
     first = [(case, variant.name) for case, variant in step.FIRST_ROWS]
     assert rows("")[: len(first)] == first
     assert len(set(rows(""))) == len(rows(""))
-    assert rows("4096") == first[-2:]
+    assert rows("4096x") == first[-2:]
     assert rows("the first user") == [(case, step.FIRST_USER.name) for case in step.SMALLER]
 
 
@@ -152,7 +157,7 @@ def test_a_tiny_run_writes_its_pages_without_the_local_side(tmp_path: Path) -> N
 
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "step.json").read_text())["rows"]
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert "first user" in rows[1]["variant"]
     assert all(row["step_ms"] > 0 for row in rows)
     page = (tmp_path / "step.md").read_text()

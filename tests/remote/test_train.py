@@ -9,12 +9,13 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from remote import wire
-from remote.drafter import checkpoint, synthetic, workbench
+from remote.drafter import checkpoint, hidden, real_rows, self_check, synthetic, target_rank, teacher, workbench
 from remote.drafter import train as training
 from remote.drafter.blocks import join_rows
 from remote.drafter.checkpoint import CheckpointError
@@ -23,6 +24,7 @@ from remote.drafter.job import StopWish
 from remote.drafter.measure import Meter
 from remote.drafter.optim import DrafterOptimizer, NonFiniteError
 from remote.drafter.step import MicroBatch, assemble, run_step
+from remote.drafter.teacher import Expectation
 from remote.drafter.train import train
 from remote.processes import Identity
 from remote.report import Reporter
@@ -113,6 +115,73 @@ def test_a_resumed_training_is_bit_equal_to_the_uninterrupted_one(
     assert losses(first.run) | losses(second.run, attempt=2) == losses(whole.run)
 
 
+LOSSES = {
+    "ce and kl": {"terms": {"ce": 1.0, "kl": 0.15}, "gamma": 10.0},
+    "kl alone": {"terms": {"kl": 1.0}},
+    "the target's label": {
+        "terms": {"ce": 1.0, "soft_ce": 0.5, "cap": 0.05},
+        "label": "teacher_argmax",
+        "decay": "dpace",
+    },
+}
+
+
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_is_taught_ahead_trains_as_with_the_target_beside_the_drafter(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, loss: dict[str, Any]
+) -> None:
+    found = {}
+    for hidden_states in ("online", "cached"):
+        spec = tiny_job_spec(
+            tiny_target_spec,
+            tiny_drafter_spec,
+            train={"num_steps": 12, "accumulation": 2, "dtype": "float32"},
+            data={"hidden_states": hidden_states},
+            loss=loss,
+            optim={"lr": 3e-3},
+        )
+        job = make_job(tmp_path / hidden_states, spec)
+        assert train(job, StopWish()) == "succeeded"
+        found[hidden_states] = [event.fields["values"] for event in events(job.run, kind="metrics")]
+
+    assert len(list((tmp_path / "cached" / "cache" / "hidden").glob("*/expected-*.safetensors"))) == 1
+    terms = {"loss", *(f"loss_{term}" for term in loss["terms"])}
+    for beside, ahead in zip(found["online"], found["cached"], strict=True):
+        for name in terms:
+            assert ahead[name] == pytest.approx(beside[name], rel=1e-5), name
+    assert found["cached"][-1]["loss"] != pytest.approx(found["cached"][0]["loss"], rel=1e-2)  # it has learnt something
+
+
+@pytest.mark.parametrize("is_forbidden", [True, False])
+def test_a_target_beside_the_drafter_is_never_asked_what_it_expects(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, monkeypatch: pytest.MonkeyPatch, is_forbidden: bool
+) -> None:
+    """And a cached one is, by the same name: what is forbidden here is what is used there."""
+
+    def never(*_: object) -> Expectation:
+        raise AssertionError("nobody reads an expectation here")
+
+    for module in (teacher, hidden, target_rank, real_rows, self_check):
+        monkeypatch.setattr(module, "expect", never)
+    spec = tiny_job_spec(
+        tiny_target_spec,
+        tiny_drafter_spec,
+        loss=LOSSES["ce and kl"],
+        train={"num_steps": 2},
+        data={"hidden_states": "online" if is_forbidden else "cached"},
+    )
+    job = make_job(tmp_path, spec)
+
+    if is_forbidden:
+        assert train(job, StopWish()) == "succeeded"
+        assert real_rows.run_real(job, Meter(job.device))["loss"] > 0
+        return
+    for work in (lambda: train(job, StopWish()), lambda: real_rows.run_real(job, Meter(job.device))):
+        with pytest.raises(AssertionError, match="nobody reads an expectation here"):
+            work()
+
+
 def test_accumulation_changes_memory_and_nothing_else(tmp_path: Path, tiny_target_spec, tiny_drafter_spec) -> None:
     """Four rows at once, or one by one, are the same step, up to the order of float additions."""
     found = []
@@ -162,7 +231,7 @@ def test_anchors_and_noise_hang_on_seed_epoch_and_row_alone(tiny_target_spec, ti
     joined = Batch(
         row=join_rows([one.row, two.row]),
         features_SC=torch.cat([one.features_SC, two.features_SC]),
-        last_hidden_SH=torch.cat([one.last_hidden_SH, two.last_hidden_SH]),
+        teacher=torch.cat([one.teacher, two.teacher]),
         parts=(one.row, two.row),
         keys=(*one.keys, *two.keys),
     )

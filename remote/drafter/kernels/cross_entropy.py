@@ -41,6 +41,14 @@ class TargetRows:
     order_M: Tensor | None = None  # int64, the drafter's rows by teacher: those begun together read one, from the cache
 
 
+@dataclass(frozen=True)
+class Best:
+    """Of each row of the drafter the target's most probable token, where no more of the target is at hand."""
+
+    token_M: Tensor  # int64
+    p_M: Tensor
+
+
 @on_its_device
 def row_statistics(logits_MV: Tensor, label_M: Tensor | None = None, *, tile: RowTile = STATISTICS) -> RowStatistics:
     """Log-sum-exp, entropy and argmax of every row; with labels their logits and ranks as well."""
@@ -74,16 +82,18 @@ def row_statistics_reference(logits_MV: Tensor, label_M: Tensor | None = None) -
 @on_its_device
 def cross_entropy_gradient(
     logits_MV: Tensor, log_sum_M: Tensor, label_M: Tensor, weight_M: Tensor, *,
-    hard: float, soft: float, target: TargetRows | None, out_MV: Tensor | None, tile: RowTile = GRADIENT,
+    hard: float, soft: float, target: TargetRows | None = None, best: Best | None = None, out_MV: Tensor | None,
+    tile: RowTile = GRADIENT,
 ) -> Tensor | None:  # fmt: skip
     """Gradient of Σ weight · (hard·CE(label) + soft·(−Σ p log q)) into `out_MV`; returns −Σ p log q of each row.
 
-    w·(hard·(q − [label]) + soft·(q − p)). Without a target's rows there is no soft part and None comes back; without
+    w·(hard·(q − [label]) + soft·(q − p)). Of a target that is known by its expectation p is no more than its `best` token: the
+    caller adds the rest. Without a target's rows None comes back, and without them or `best` there is no soft part; without
     `out_MV` no gradient is written. `out_MV` may be `in_their_place(logits_MV, ...)`: the logits are lost then.
     """
     if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
         return cross_entropy_gradient_reference(
-            logits_MV, log_sum_M, label_M, weight_M, hard=hard, soft=soft, target=target, out_MV=out_MV
+            logits_MV, log_sum_M, label_M, weight_M, hard=hard, soft=soft, target=target, best=best, out_MV=out_MV
         )
     if target is None and out_MV is None:
         return None
@@ -94,8 +104,10 @@ def cross_entropy_gradient(
         _cross_entropy_kernel[(num_rows,)](
             logits_MV, log_sum_M, label_M, weight_M, rows.logits_UV, rows.log_sum_U, rows.index_M,
             rows.index_M if rows.order_M is None else rows.order_M,
+            label_M if best is None else best.token_M, weight_M if best is None else best.p_M,
             logits_MV if out_MV is None else out_MV, soft_ce, float(hard), float(soft),
-            HAS_TARGET=target is not None, HAS_ORDER=rows.order_M is not None, HAS_OUT=out_MV is not None, **out_constants(logits_MV, out_MV),
+            HAS_TARGET=target is not None, HAS_ORDER=rows.order_M is not None, HAS_BEST=best is not None,
+            HAS_OUT=out_MV is not None, **out_constants(logits_MV, out_MV),
             **row_constants(vocab, tile),
         )  # fmt: skip
     return soft_ce if target is not None else None
@@ -103,12 +115,15 @@ def cross_entropy_gradient(
 
 def cross_entropy_gradient_reference(
     logits_MV: Tensor, log_sum_M: Tensor, label_M: Tensor, weight_M: Tensor, *,
-    hard: float, soft: float, target: TargetRows | None, out_MV: Tensor | None,
+    hard: float, soft: float, target: TargetRows | None = None, best: Best | None = None, out_MV: Tensor | None,
 ) -> Tensor | None:  # fmt: skip
     """The same in plain torch."""
     log_q_MV = logits_MV - log_sum_M[:, None]
     soft_ce_M, gradient_MV = None, log_q_MV.exp()
-    if target is None:
+    if best is not None:
+        gradient_MV = gradient_MV * ((hard + soft) * weight_M)[:, None]
+        gradient_MV.scatter_add_(1, best.token_M[:, None], (-soft * weight_M * best.p_M)[:, None])
+    elif target is None:
         gradient_MV = gradient_MV * (hard * weight_M)[:, None]
     else:
         p_MV = (target.logits_UV - target.log_sum_U[:, None]).index_select(0, target.index_M).exp()
@@ -208,11 +223,12 @@ def _statistics_kernel(
         tl.store(rank_ptr + row, (VOCAB - tl.sum(behind, 0)).to(tl.int64))
 
 
-@jit(slices=("label_ptr", "target_row_ptr", "order_ptr"))
+@jit(slices=("label_ptr", "target_row_ptr", "order_ptr", "best_ptr"))
 def _cross_entropy_kernel(
-    logits_ptr, log_sum_ptr, label_ptr, weight_ptr, target_ptr, target_log_sum_ptr, target_row_ptr, order_ptr, out_ptr,
+    logits_ptr, log_sum_ptr, label_ptr, weight_ptr, target_ptr, target_log_sum_ptr, target_row_ptr, order_ptr, best_ptr, best_p_ptr, out_ptr,
     soft_ce_ptr, hard, soft,
-    VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_OUT: tl.constexpr, STAGES: tl.constexpr,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BEST: tl.constexpr,
+    HAS_OUT: tl.constexpr, STAGES: tl.constexpr,
     OUT_WIDTH: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """In place, a tile's gradient is no longer than its logits and overwrites nothing beyond them: what lies behind has
@@ -232,6 +248,9 @@ def _cross_entropy_kernel(
         target_log_sum = tl.load(target_log_sum_ptr + target_row)
         cross = tl.zeros([TILE], tl.float32)
         slope = (hard + soft) * weight
+    if HAS_BEST:
+        best, taken = tl.load(best_ptr + row), soft * weight * tl.load(best_p_ptr + row)
+        slope = (hard + soft) * weight
     for low in tl.range(0, VOCAB, TILE, num_stages=STAGES):
         at = low + lane
         log_q = tl.load(base + at, mask=at < VOCAB, other=0.0) - log_sum
@@ -242,6 +261,8 @@ def _cross_entropy_kernel(
             gradient -= soft * weight * p
         if HAS_OUT:
             gradient -= tl.where(at == label, hard * weight, 0.0)
+            if HAS_BEST:
+                gradient -= tl.where(at == best, taken, 0.0)
             if IN_PLACE:
                 tl.debug_barrier()
             tl.store(out_ptr + row * OUT_WIDTH + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)
