@@ -8,7 +8,7 @@ Plain words, which always end, are not sent there.
 from __future__ import annotations
 
 import contextlib
-import pickle
+import json
 import re
 import signal
 import subprocess
@@ -85,13 +85,16 @@ class Searcher:
 
     def place(self, pattern: str, block: bytes, *, is_last: bool) -> int | None:
         """The first or the last byte of the block where it matches. Raises TooSlow."""
-        found: int | None = self._ask("last" if is_last else "first", pattern, block, LIMIT_S)
+        asked = {"pattern": pattern, "is_last": is_last, "num_bytes": len(block), "limit_s": LIMIT_S}
+        found: int | None = self._ask(asked, block)
         return found
 
     def spans(self, pattern: str, texts: Sequence[str]) -> Mapping[str, Sequence[Span]]:
         """`spans_of`. Raises TooSlow."""
-        found: Mapping[str, Sequence[Span]] = self._ask("spans", pattern, texts, MARKING_S)
-        return found
+        found: list[list[list[int]]] = self._ask({"pattern": pattern, "texts": texts, "limit_s": MARKING_S})
+        return {
+            text: [(first, last) for first, last in spans] for text, spans in zip(texts, found, strict=True) if spans
+        }
 
     def close(self) -> None:
         """Does not wait for a question that is still asked."""
@@ -104,19 +107,22 @@ class Searcher:
                     with contextlib.suppress(OSError):  # what it never read
                         pipe.close()
 
-    def _ask(self, what: str, pattern: str, given: object, limit_s: float) -> Any:
+    def _ask(self, asked: Mapping[str, object], block: bytes = b"") -> Any:
+        """A line of JSON and the bytes it announces; a line of JSON comes back, or nothing where its time was over."""
         with self._one_at_a_time:
             child = self._child = self._child or _started()
             assert child.stdin is not None
             assert child.stdout is not None
-            try:
-                pickle.dump((what, pattern, given, limit_s), child.stdin)
+            line = b""
+            with contextlib.suppress(OSError):  # it has ended
+                child.stdin.write(json.dumps(asked).encode() + b"\n" + block)
                 child.stdin.flush()
-                return pickle.load(child.stdout)
-            except (OSError, EOFError, pickle.UnpicklingError) as error:
+                line = child.stdout.readline()
+            if not line.endswith(b"\n"):
                 self.close()
-                told = f"the pattern takes too long: no end after {limit_s:g} s; one without a repeat in a repeat ends"
-                raise TooSlow(told) from error
+                told = f"the pattern takes too long: no end after {asked['limit_s']:g} s; one without a repeat in a repeat ends"
+                raise TooSlow(told)
+            return json.loads(line)
 
 
 def _started() -> subprocess.Popen[bytes]:
@@ -129,19 +135,18 @@ def _started() -> subprocess.Popen[bytes]:
 def serve(asked: IO[bytes], told: IO[bytes]) -> None:
     """Answers until nobody asks any more. A question beyond its time ends the process: its timer is the system's."""
     find: tuple[str, Find] = ("", finder(""))
-    while True:
-        try:
-            what, pattern, given, limit_s = pickle.load(asked)
-        except EOFError:
-            return
-        signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
-        if what == "spans":
-            answer: object = spans_of(pattern, given)
+    while line := asked.readline():
+        question = json.loads(line)
+        pattern, block = question["pattern"], asked.read(question.get("num_bytes", 0))
+        signal.setitimer(signal.ITIMER_VIRTUAL, question["limit_s"])
+        if "texts" in question:
+            found = spans_of(pattern, question["texts"])
+            answer: object = [found.get(text, []) for text in question["texts"]]
         else:
             find = find if find[0] == pattern else (pattern, finder(pattern))
-            answer = (last_of if what == "last" else first_of)(find[1], given)
+            answer = (last_of if question["is_last"] else first_of)(find[1], block)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        pickle.dump(answer, told)
+        told.write(json.dumps(answer).encode() + b"\n")
         told.flush()
 
 
