@@ -105,7 +105,10 @@ def against_promise(name: str, took_s: float) -> str:
 def test_make_demo_teaches_a_drafter_within_five_times_its_promise(
     place: Path, environment: Mapping[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The claim: acceptance length, really decoded, at least 0.4 tokens over the untrained drafter's, intervals apart."""
+    """The claim: acceptance length, really decoded, at least 0.4 tokens over the untrained drafter's, intervals apart.
+
+    The untrained drafter's rounds are followed along the plain text; that this is what decoding gives, `test_decode` holds.
+    """
     started, load_before = time.monotonic(), os.getloadavg()[0]
 
     printed = said(["make", "demo"], environment, ROOT, timeout_s=SLOWER * PROMISED_S["whole"])
