@@ -20,7 +20,7 @@ DRAFTER_S = {"ddtree": 0.864, "v6": 0.248}  # a row, on one card alone
 NVLINK = 383e9  # bytes a second from rank to rank
 # Counted.
 ROW_TOKENS = 8000
-ROW_BYTES = ROW_TOKENS * (5 * 5120 * 2 + 5120 * 4 + 16)  # captured features in bfloat16, the target's expectation
+ROW_BYTES = ROW_TOKENS * (5 + 1) * 5120 * 2  # hidden states in bfloat16
 GRADIENT_BYTES = 1_730_213_120 * 2
 # Assumed: nothing of these was measured.
 BACKWARD_SHARE = 0.5  # of a drafter's step, behind which gradients of its last row can travel

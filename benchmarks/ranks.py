@@ -43,11 +43,10 @@ from remote.drafter.queue import Arrived, Inbox, Outbox, Shape
 from remote.drafter.ranks import Place, Ranks, joined
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
 from remote.drafter.target import Target
-from remote.drafter.target_rank import compute
 from remote.drafter.workbench import Workbench
 from remote.report import Reporter
 from remote.roles import Roles
-from remote.spec import DataSpec, DFlashSpec, DrafterSpec, LossSpec, TargetSpec, TrainSpec
+from remote.spec import DataSpec, DFlashSpec, DrafterSpec, LossSpec, RolesSpec, TargetSpec, TrainSpec
 
 WARM_UP, QUEUE = 3, 4
 TWO_DRAFTERS, PAIR = Roles(num_drafters=2), Roles(num_drafters=1, num_targets=1, queue_capacity=QUEUE)
@@ -58,7 +57,8 @@ LARGE = DFlashSpec(
     entry="dflash",
     target=TargetSpec("random", 5120, 8, 248_320, False, 5_142_000_000, 2, 2),
     drafter=DrafterSpec(5, 17_408, 32, 8, 128, [1, 2, 3, 4, 5], 32, 3, 1e6, 32_768, attention="triton"),
-    data=DataSpec("", "", "", row_tokens=8000, max_anchors=1024, anchors_per="row", hidden_states="cached"),
+    data=DataSpec("", "", "", row_tokens=8000, max_anchors=1024, anchors_per="row", hidden_states="online"),
+    roles=RolesSpec(target=1, queue=QUEUE),  # no drafter here has a target of its own, nor one that was asked ahead
     train=TrainSpec(num_steps=10_000, kernels="triton"),
     loss=LossSpec({"ce": 1.0, "kl": 0.15}, gamma=10.0),
 )
@@ -238,7 +238,9 @@ def _speed(step_s: float, micro_batches: Sequence[MicroBatch]) -> dict[str, floa
 
 
 def _computed(bench: Bench, target: Target, text: Batch) -> Batch:
-    return batch_of(text.parts, text.keys, compute(bench.spec, target, text.row))
+    row = text.row
+    states = target.capture(row.input_ids_S, row.document_S, row.position_S, layers=bench.spec.drafter.captured_layers)
+    return batch_of(text.parts, text.keys, HiddenStates(*states))
 
 
 def _random_target(bench: Bench, dtype: torch.dtype) -> Target:

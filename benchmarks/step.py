@@ -64,7 +64,7 @@ class Variant:
     loss: str = "chunked"  # fused: row kernels; checkpointed: the first user's
     chunk_tokens: int = 2048
     is_checkpointed: bool = False  # layers
-    is_ahead: bool = False  # the target's expectation is an input, as cached or sent hidden states bring it
+    is_taught_ahead: bool = False  # the target's expectation is an input, as cached or sent hidden states bring it
     cases: tuple[str, ...] = ()  # where it says something new; empty: everywhere
 
     def obstacle(self, device: torch.device) -> str | None:
@@ -94,8 +94,8 @@ CASES = (
     Case("4096x32", (8000,), 4096, 32),
 )
 SMALLER = ("ddtree", "v6", "multi", "12x4096")  # than what only the kernels reach
-FUSED = Variant("triton, all fused", "triton", is_fused=True, loss="fused", chunk_tokens=2048, is_ahead=True)
-BESIDE = replace(FUSED, name="triton, all fused, target's logits in the step", chunk_tokens=1664, is_ahead=False, cases=SMALLER)  # fmt: skip
+FUSED = Variant("triton, all fused", "triton", is_fused=True, loss="fused", chunk_tokens=2048, is_taught_ahead=True)
+BESIDE = replace(FUSED, name="triton, all fused, target's logits in the step", chunk_tokens=1664, is_taught_ahead=False, cases=SMALLER)  # fmt: skip
 CHECKPOINTED = replace(
     FUSED, name="triton, all fused, layers checkpointed", is_checkpointed=True, cases=("ddtree", "2048x32", "4096x32")
 )
@@ -156,7 +156,7 @@ class Bench:
         self.table_VH, self.head_VH = draw(vocab, hidden, scale=0.02), draw(vocab, hidden, scale=0.03)
         self.features_SC = draw(num_context, len(self.drafter.captured_layers) * hidden, scale=1.0)
         self.teacher_SH = draw(num_context, hidden, scale=1.0)
-        self.teacher: Teacher = expect(self.teacher_SH, self.head_VH) if variant.is_ahead else self.teacher_SH
+        self.teacher: Teacher = expect(self.teacher_SH, self.head_VH) if variant.is_taught_ahead else self.teacher_SH
         self.loss_spec = LossSpec(terms={"ce": 1.0, "kl": KL}, gamma=GAMMA, chunk_tokens=variant.chunk_tokens)
         self.row = packed_row(case.lengths, vocab)
 
@@ -203,8 +203,10 @@ class Bench:
 
     def work(self) -> Work:
         made, plan = self.blocks(0)
-        num_context, is_ahead = sum(self.case.lengths), self.variant.is_ahead
-        return least_work(self.target, self.drafter, made, plan, num_context=num_context, is_taught_ahead=is_ahead)
+        num_context, is_taught_ahead = sum(self.case.lengths), self.variant.is_taught_ahead
+        return least_work(
+            self.target, self.drafter, made, plan, num_context=num_context, is_taught_ahead=is_taught_ahead
+        )
 
 
 def packed_row(lengths: Sequence[int], vocab: int) -> PackedRow:

@@ -18,7 +18,7 @@ from orchestrator.units import is_measurable
 from remote.balance import Sides, predicted
 from remote.plan import Plan
 from remote.plan.roles import RolePlan, RolesPlan, roles_plan
-from remote.plan.sizes import teaches_ahead
+from remote.plan.sizes import is_taught_ahead
 from remote.plan.time import CEILING, CEILING_FLOP_PER_S
 from remote.spec import DFlashSpec, RolesSpec
 
@@ -129,7 +129,7 @@ def _rungs(reader: Reader, spec: DFlashSpec) -> Iterator[tuple[str, str, str, fl
 
 def _is_alike(one: DFlashSpec, other: DFlashSpec) -> bool:
     """Whether a batch costs a rank the same: where the loss is not taught ahead it makes the target's logits itself."""
-    return _work_of(one) == _work_of(other) and teaches_ahead(one) == teaches_ahead(other)
+    return _work_of(one) == _work_of(other) and is_taught_ahead(one) == is_taught_ahead(other)
 
 
 def _work_of(spec: DFlashSpec) -> DFlashSpec:

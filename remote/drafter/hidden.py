@@ -34,8 +34,9 @@ from remote.plan.sizes import expectation_bytes
 from remote.report import UserFault
 from remote.rundir import read_json, sha256_of, write_json
 
-SHARD_TOKENS = 2048  # about 5 s of work on two CPU cores; 126 MB at hidden size 5120 and 5 layers in bfloat16
+SHARD_TOKENS = 2048  # about 5 s of work on two CPU cores, twice that with the expectation; 126 MB at hidden size 5120 and 5 layers in bfloat16
 LAST_HIDDEN, EXPECTATION = "last_hidden", ("rest", "entropy", "best_p", "best")  # names in the files
+EXPECTATION_VERSION = 1  # raised with what `teacher.expect` makes: the folder's name knows the target alone
 _SPARE_BYTES = 256 * 1024**2  # left free on the disk
 
 
@@ -58,14 +59,14 @@ class CachedHidden:
     folder: Path
     spans: Sequence[tuple[int, int]]  # of each document: its shard, its first token there
     lengths: Sequence[int]
-    has_expectation: bool = False
+    is_taught_ahead: bool = False
     _open: dict[tuple[int, Path], Any] = field(default_factory=dict, compare=False)
 
     def document(self, index: int) -> HiddenStates:
         shard, start = self.spans[index]
         stop = start + self.lengths[index]
         hidden = self._reader(shard_path(self.folder, shard))
-        if self.has_expectation:
+        if self.is_taught_ahead:
             expected = self._reader(expected_path(self.folder, shard))
             teacher = [expected.get_slice(name) for name in EXPECTATION]
         else:
@@ -83,17 +84,17 @@ class CachedHidden:
 
 
 def forecast_bytes(
-    documents: Sequence[Document], target: Target, layers: Sequence[int], *, has_expectation: bool
+    documents: Sequence[Document], target: Target, layers: Sequence[int], *, is_taught_ahead: bool
 ) -> int:
     """What the cache will take: (K + 1) · H numbers a token, and with the target's expectation H in float32 and three more."""
     num_tokens, hidden_size = sum(len(document.ids) for document in documents), target.spec.hidden_size
     states = (len(layers) + 1) * hidden_size * target.dtype.itemsize
-    return num_tokens * (states + has_expectation * expectation_bytes(hidden_size))
+    return num_tokens * (states + is_taught_ahead * expectation_bytes(hidden_size))
 
 
 def cached_hidden(
     documents: Sequence[Document], target: Target, layers: Sequence[int], *, cache: Path, progress: Progress = silent,
-    has_expectation: bool = False,
+    is_taught_ahead: bool = False,
 ) -> CachedHidden:  # fmt: skip
     """The cache of these documents under `<work>/cache`, completed first where shards are missing or damaged.
 
@@ -108,10 +109,10 @@ def cached_hidden(
     with taking_turns(folder / "lock", waiting):
         wanted = range(len(shards))
         bare = {number for number in wanted if not _is_sound(shard_path(folder, number))}
-        untaught = {n for n in wanted if has_expectation and not _is_sound(expected_path(folder, n))}
+        untaught = {n for n in wanted if is_taught_ahead and not _is_sound(expected_path(folder, n))}
         missing = sorted(bare | untaught)
         if missing:
-            states, both = (forecast_bytes(documents, target, layers, has_expectation=each) for each in (False, True))
+            states, both = (forecast_bytes(documents, target, layers, is_taught_ahead=each) for each in (False, True))
             _check_room(folder, (states * len(bare) + (both - states) * len(untaught)) // len(shards))
         for count, number in enumerate(missing):
             done = len(shards) - len(missing) + count
@@ -122,7 +123,7 @@ def cached_hidden(
                 _fill_expected(folder, number, target)
         if missing:
             progress("computing hidden states", done=len(shards), total=len(shards), unit="shards")
-    return CachedHidden(folder, _spans(shards, documents), [len(d.ids) for d in documents], has_expectation)
+    return CachedHidden(folder, _spans(shards, documents), [len(d.ids) for d in documents], is_taught_ahead)
 
 
 def _fill(folder: Path, number: int, members: Sequence[Document], target: Target, layers: Sequence[int]) -> None:
@@ -143,7 +144,8 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def expected_path(folder: Path, number: int) -> Path:
-    return folder / f"expected-{number:05d}.safetensors"
+    """Of what this version's arithmetic makes: another one's is not found, and made anew."""
+    return folder / f"expected-v{EXPECTATION_VERSION}-{number:05d}.safetensors"
 
 
 def check_shard(path: Path) -> None:

@@ -21,9 +21,12 @@ def logits_dtype(head_VH: Tensor) -> torch.dtype:
 
 
 def weighted_rows(weight_NV: Tensor, head_VH: Tensor) -> Tensor:
-    """Σ weight · head, (N, H), in float32: what two such sums differ by is wanted."""
-    if weight_NV.dtype == logits_dtype(head_VH):
-        return weight_NV @ head_VH
-    if weight_NV.is_cuda:
-        return torch.mm(weight_NV, head_VH, out_dtype=torch.float32)
-    return weight_NV.float() @ head_VH.float()
+    """Σ weight · head, (N, H), in float32. Weights in float32 are not rounded to a head of fewer bits: they go in two halves."""
+    work = logits_dtype(head_VH)
+    if not weight_NV.is_cuda or head_VH.dtype == work:
+        return weight_NV.to(work) @ head_VH.to(work)
+    if weight_NV.dtype == head_VH.dtype:
+        return torch.mm(weight_NV, head_VH, out_dtype=work)
+    high_NV = weight_NV.to(head_VH.dtype)
+    out_NH = torch.mm(high_NV, head_VH, out_dtype=work)
+    return out_NH.add_(torch.mm((weight_NV - high_NV).to(head_VH.dtype), head_VH, out_dtype=work))

@@ -152,7 +152,7 @@ class _FusedLoss(torch.autograd.Function):
         plan, spec = work.plan, work.spec
         num_grads = (1 + bool(spec.terms.get("cap"))) if work.with_gradient else 0
         grads = [torch.empty_like(hidden_MH) for _ in range(num_grads)]
-        teacher: Any = None  # Rows of that module, or an Expectation of each slot
+        teacher: Any = None  # TeacherLogits of that module, or an Expectation with a row for each slot
         read = list[Read]()
         for chunk in plan.chunks:
             teacher = _teacher(work, chunk, teacher)

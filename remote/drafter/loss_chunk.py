@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,16 +34,23 @@ Totals = dict[str, Tensor]  # sums in float64, each of length 1 or B
 
 
 @dataclass(frozen=True)
-class Rows:
+class TeacherLogits:
     """The target's distribution at U positions."""
 
     log_p_UV: Tensor
     entropy_U: Tensor  # nats
 
-    def kept(self, count: int) -> Rows:
+    def kept(self, count: int) -> TeacherLogits:
         """The last `count` rows, copied so that the rest can be freed."""
         start = self.entropy_U.shape[0] - count
-        return Rows(self.log_p_UV[start:].clone(), self.entropy_U[start:].clone())
+        return TeacherLogits(self.log_p_UV[start:].clone(), self.entropy_U[start:].clone())
+
+    def best_of(self, slots: Slots) -> Tensor:
+        """The most probable token of each slot."""
+        return self.log_p_UV.argmax(-1).index_select(0, slots.teacher_M)
+
+    def entropy_of(self, slots: Slots) -> Tensor:
+        return self.entropy_U.index_select(0, slots.teacher_M)
 
 
 @dataclass(frozen=True)
@@ -60,8 +68,16 @@ class Slots:
 
     label_M: Tensor
     grid: Grid
-    teacher_M: Tensor  # row of the chunk's Rows
+    teacher_M: Tensor  # row of the chunk's TeacherLogits
     order_M: Tensor  # the slots by their teachers
+
+
+class KnownTeacher(Protocol):
+    """The target as a chunk of the loss knows it: `TeacherLogits` of either module, or an Expectation with a row a slot."""
+
+    def best_of(self, slots: Any, /) -> Tensor: ...
+
+    def entropy_of(self, slots: Any, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -115,18 +131,18 @@ def needs_teacher(spec: LossSpec) -> bool:
     return spec.label == "teacher_argmax" or any(spec.terms.get(term) for term in SOFT_TERMS)
 
 
-def teach(hidden_UH: Tensor, head_VH: Tensor, before: Rows | None) -> Rows:
+def teach(hidden_UH: Tensor, head_VH: Tensor, before: TeacherLogits | None) -> TeacherLogits:
     """The target's distribution at new positions, after the rows kept from the chunk before."""
     log_p_UV = head_logits(hidden_UH, head_VH)
     log_p_UV.sub_(log_p_UV.logsumexp(-1, keepdim=True))
     entropy_U = -torch.linalg.vecdot(log_p_UV.exp(), log_p_UV)
     if before is None:
-        return Rows(log_p_UV, entropy_U)
-    return Rows(torch.cat([before.log_p_UV, log_p_UV]), torch.cat([before.entropy_U, entropy_U]))
+        return TeacherLogits(log_p_UV, entropy_U)
+    return TeacherLogits(torch.cat([before.log_p_UV, log_p_UV]), torch.cat([before.entropy_U, entropy_U]))
 
 
 def chunk_loss(
-    hidden_MH: Tensor, slots: Slots, *, teacher: Rows | Expectation | None, head_VH: Tensor, spec: LossSpec,
+    hidden_MH: Tensor, slots: Slots, *, teacher: TeacherLogits | Expectation | None, head_VH: Tensor, spec: LossSpec,
     with_gradient: bool,
 ) -> ChunkOutcome:  # fmt: skip
     """What every slot of the chunk is read to be and, on request, both gradients of its hidden states.
@@ -135,24 +151,22 @@ def chunk_loss(
     """
     is_soft = bool(soft_coefficient(spec))
     expected = teacher if is_soft and isinstance(teacher, Expectation) else None
-    rows = teacher if is_soft and isinstance(teacher, Rows) else None
+    known = teacher if is_soft and isinstance(teacher, TeacherLogits) else None
     rest_M = None if expected is None else expected.rest_logit(hidden_MH)  # before the logits take the room
-    student = read_student(hidden_MH, _labels(slots, teacher, spec), head_VH)
-    p_MV = None if rows is None else rows.log_p_UV.index_select(0, slots.teacher_M).exp_()
+    student = read_student(hidden_MH, labels_of(slots, teacher, spec), head_VH)
+    p_MV = None if known is None else known.log_p_UV.index_select(0, slots.teacher_M).exp_()
     weight_M = slot_weights(student, slots.grid, spec)
     values = SlotValues(*(getattr(student, each.name) for each in fields(SlotValues)))
-    soft_M = dict[str, Tensor]()
-    if rows is not None and p_MV is not None:
-        soft_ce_M = -torch.linalg.vecdot(p_MV, student.log_q_MV)
-        soft_M = soft_values(soft_ce_M, rows.entropy_U.index_select(0, slots.teacher_M))
-    elif expected is not None and rest_M is not None:
+    soft_ce_M = None if p_MV is None else -torch.linalg.vecdot(p_MV, student.log_q_MV)
+    if expected is not None and rest_M is not None:
         best_logit_M = student.log_q_MV.gather(1, expected.best_S[:, None])[:, 0] + student.log_sum_M
-        soft_M = soft_values(expected.soft_ce(student.log_sum_M, best_logit_M, rest_M), expected.entropy_S)
-    read = Read(values, weight_M, soft_M)
+        soft_ce_M = expected.soft_ce(student.log_sum_M, best_logit_M, rest_M)
+    read = Read(values, weight_M, soft_values(soft_ce_M, teacher, slots))
     if not with_gradient:
         return ChunkOutcome(read, None, None)
     cap_gradient_MH = _cap_gradient(student, weight_M, head_VH, spec) if spec.terms.get("cap") else None
-    return ChunkOutcome(read, _gradient(student, weight_M, p_MV, expected, head_VH, spec), cap_gradient_MH)
+    gradient_MH = _gradient(student, weight_M, p_MV=p_MV, expected=expected, head_VH=head_VH, spec=spec)
+    return ChunkOutcome(read, gradient_MH, cap_gradient_MH)
 
 
 def read_student(hidden_MH: Tensor, label_M: Tensor, head_VH: Tensor) -> Student:
@@ -168,13 +182,11 @@ def read_student(hidden_MH: Tensor, label_M: Tensor, head_VH: Tensor) -> Student
     return Student(label_M, (lse_M - label_logit_M)[:, 0], entropy_M, right_M, rank_M, lse_M[:, 0], log_q_MV, q_MV)
 
 
-def _labels(slots: Slots, teacher: Rows | Expectation | None, spec: LossSpec) -> Tensor:
+def labels_of(slots: Slots, teacher: KnownTeacher | None, spec: LossSpec) -> Tensor:
     if spec.label == "data":
         return slots.label_M
     assert teacher is not None, "needs_teacher() said so"
-    if isinstance(teacher, Expectation):
-        return teacher.best_S
-    return teacher.log_p_UV.argmax(-1).index_select(0, slots.teacher_M)
+    return teacher.best_of(slots)
 
 
 def soft_coefficient(spec: LossSpec) -> float:
@@ -195,9 +207,11 @@ def _placed(values_M: Tensor, grid: Grid) -> Tensor:
     return flat.index_copy_(0, grid.cell_M, values_M).view(grid.num_blocks, grid.block_size)
 
 
-def soft_values(soft_ce_M: Tensor, entropy_M: Tensor) -> dict[str, Tensor]:
+def soft_values(soft_ce_M: Tensor | None, teacher: KnownTeacher | None, slots: Slots) -> dict[str, Tensor]:
     """soft_ce = −Σ p log q and kl = soft_ce − H(p) of every slot, (M,)."""
-    return {"soft_ce": soft_ce_M, "kl": soft_ce_M - entropy_M}
+    if soft_ce_M is None or teacher is None:
+        return {}
+    return {"soft_ce": soft_ce_M, "kl": soft_ce_M - teacher.entropy_of(slots)}
 
 
 def loss_totals(read: SlotValues, weight_M: Tensor, soft_values: dict[str, Tensor], spec: LossSpec) -> Totals:
@@ -235,13 +249,9 @@ def _cap_gradient(student: Student, weight_M: Tensor, head_VH: Tensor, spec: Los
 
 
 def _gradient(
-    student: Student,
-    weight_M: Tensor,
-    p_MV: Tensor | None,
-    expected: Expectation | None,
-    head_VH: Tensor,
+    student: Student, weight_M: Tensor, *, p_MV: Tensor | None, expected: Expectation | None, head_VH: Tensor,
     spec: LossSpec,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Of Σ weight · (hard·CE + soft·(−Σ p log q)): weight · (hard·(q − label) + soft·(q − p)). Overwrites q and p."""
     hard, soft = spec.terms.get("ce", 0.0), soft_coefficient(spec)
     gradient_MV = student.q_MV.mul_(((hard + soft) * weight_M)[:, None])

@@ -25,6 +25,7 @@ from remote.drafter.loss_chunk import (
     Read,
     Slots,
     SlotValues,
+    labels_of,
     slot_weights,
     soft_coefficient,
     soft_values,
@@ -34,7 +35,7 @@ from remote.spec import LossSpec
 
 
 @dataclass(frozen=True)
-class Rows:
+class TeacherLogits:
     """The target's logits at U positions, as they came from the head, with what was read of them."""
 
     logits_UV: Tensor
@@ -42,16 +43,23 @@ class Rows:
     entropy_U: Tensor  # nats
     best_U: Tensor  # int64
 
-    def kept(self, count: int) -> Rows:
+    def kept(self, count: int) -> TeacherLogits:
         """The last `count` rows, copied so that the rest can be freed."""
         start = self.entropy_U.shape[0] - count
-        return Rows(*(tensor[start:].clone() for tensor in (self.logits_UV, *self._numbers())))
+        return TeacherLogits(*(tensor[start:].clone() for tensor in (self.logits_UV, *self._numbers())))
+
+    def best_of(self, slots: Slots) -> Tensor:
+        """The most probable token of each slot."""
+        return self.best_U.index_select(0, slots.teacher_M).clamp(min=0)  # a row with a NaN has none
+
+    def entropy_of(self, slots: Slots) -> Tensor:
+        return self.entropy_U.index_select(0, slots.teacher_M)
 
     def _numbers(self) -> tuple[Tensor, ...]:
         return self.log_sum_U, self.entropy_U, self.best_U
 
 
-def teach(hidden_UH: Tensor, head_VH: Tensor, before: Rows | None) -> Rows:
+def teach(hidden_UH: Tensor, head_VH: Tensor, before: TeacherLogits | None) -> TeacherLogits:
     """The target's rows at new positions, after those kept from the chunk before; the product writes behind these."""
     num_kept, (num_new, vocab) = 0 if before is None else before.entropy_U.shape[0], (len(hidden_UH), len(head_VH))
     logits_UV = torch.empty(num_kept + num_new, vocab, dtype=logits_dtype(head_VH), device=head_VH.device)
@@ -59,13 +67,13 @@ def teach(hidden_UH: Tensor, head_VH: Tensor, before: Rows | None) -> Rows:
     read = row_statistics(logits_UV[num_kept:])
     new = (read.log_sum_M, read.entropy_M, read.best_M)
     if before is None:
-        return Rows(logits_UV, *new)
+        return TeacherLogits(logits_UV, *new)
     logits_UV[:num_kept] = before.logits_UV
-    return Rows(logits_UV, *(torch.cat(pair) for pair in zip(before._numbers(), new, strict=True)))
+    return TeacherLogits(logits_UV, *(torch.cat(pair) for pair in zip(before._numbers(), new, strict=True)))
 
 
 def chunk_loss(
-    hidden_MH: Tensor, slots: Slots, *, teacher: Rows | Expectation | None, head_VH: Tensor, spec: LossSpec,
+    hidden_MH: Tensor, slots: Slots, *, teacher: TeacherLogits | Expectation | None, head_VH: Tensor, spec: LossSpec,
     with_gradient: bool,
 ) -> ChunkOutcome:  # fmt: skip
     """What every slot of the chunk is read to be and, on request, both gradients of its hidden states.
@@ -74,10 +82,10 @@ def chunk_loss(
     """
     soft = soft_coefficient(spec)
     expected = teacher if soft and isinstance(teacher, Expectation) else None
-    rows = teacher if soft and isinstance(teacher, Rows) else None
+    known = teacher if soft and isinstance(teacher, TeacherLogits) else None
     rest_M = None if expected is None else expected.rest_logit(hidden_MH)  # before the logits take the room
     logits_MV = head_logits(hidden_MH, head_VH)
-    label_M = _labels(slots, teacher, spec)
+    label_M = labels_of(slots, teacher, spec)
     read = row_statistics(logits_MV, label_M)
     assert read.label_logit_M is not None
     assert read.rank_M is not None
@@ -85,19 +93,19 @@ def chunk_loss(
         label_M, read.log_sum_M - read.label_logit_M, read.entropy_M, read.best_M == label_M, read.rank_M
     )
     weight_M = slot_weights(values, slots.grid, spec)
-    target = None if rows is None else TargetRows(rows.logits_UV, rows.log_sum_U, slots.teacher_M, slots.order_M)
+    target = None if known is None else TargetRows(known.logits_UV, known.log_sum_U, slots.teacher_M, slots.order_M)
     soft_ce_M = None
     if expected is not None and rest_M is not None:  # of the logits before their gradient takes their place
         best_logit_M = logits_MV.gather(1, expected.best_S[:, None])[:, 0]
         soft_ce_M = expected.soft_ce(read.log_sum_M, best_logit_M, rest_M)
     has_cap, place_MV = bool(spec.terms.get("cap")), in_their_place(logits_MV, head_VH.dtype)
     gradient_MV = torch.empty_like(logits_MV, dtype=head_VH.dtype) if has_cap else place_MV
-    by_rows_M = cross_entropy_gradient(
+    by_logits_M = cross_entropy_gradient(
         logits_MV, read.log_sum_M, label_M, weight_M,
         hard=spec.terms.get("ce", 0.0), soft=soft, target=target, best=None if expected is None else expected.best,
         out_MV=gradient_MV if with_gradient else None,
     )  # fmt: skip
-    found = Read(values, weight_M, _soft_of(by_rows_M if expected is None else soft_ce_M, expected, rows, slots))
+    found = Read(values, weight_M, soft_values(by_logits_M if expected is None else soft_ce_M, teacher, slots))
     if not with_gradient:
         return ChunkOutcome(found, None, None)
     if expected is None:
@@ -110,23 +118,3 @@ def chunk_loss(
     scale_M = spec.terms["cap"] * weight_M * values.right_M
     entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, scale_M, out_MV=place_MV)
     return ChunkOutcome(found, gradient_MH, place_MV @ head_VH)
-
-
-def _labels(slots: Slots, teacher: Rows | Expectation | None, spec: LossSpec) -> Tensor:
-    if spec.label == "data":
-        return slots.label_M
-    assert teacher is not None, "needs_teacher() said so"
-    if isinstance(teacher, Expectation):
-        return teacher.best_S
-    return teacher.best_U.index_select(0, slots.teacher_M).clamp(min=0)  # a NaN row has none; its loss is NaN
-
-
-def _soft_of(
-    soft_ce_M: Tensor | None, expected: Expectation | None, rows: Rows | None, slots: Slots
-) -> dict[str, Tensor]:
-    if soft_ce_M is None:
-        return {}
-    if expected is not None:
-        return soft_values(soft_ce_M, expected.entropy_S)
-    assert rows is not None, "the kernel has read them"
-    return soft_values(soft_ce_M, rows.entropy_U.index_select(0, slots.teacher_M))

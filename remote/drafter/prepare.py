@@ -19,7 +19,7 @@ from remote.drafter.data import Chat, Dataset, HiddenSource, lines_of, read_chat
 from remote.drafter.hidden import OnlineHidden, cached_hidden, forecast_bytes
 from remote.drafter.target import Progress, Target, silent
 from remote.drafter.turns import taking_turns
-from remote.plan.sizes import teaches_ahead
+from remote.plan.sizes import is_taught_ahead
 from remote.spec import DFlashSpec
 
 
@@ -40,7 +40,7 @@ def prepare(spec: DFlashSpec, target: Target, *, data_dir: Path, cache: Path, pr
     return Prepared(
         answers=answers_path(spec, target, data_dir=data_dir, cache=cache),
         summary=dataset.summary(),
-        hidden_bytes=forecast_bytes(dataset.documents, target, layers, has_expectation=teaches_ahead(spec))
+        hidden_bytes=forecast_bytes(dataset.documents, target, layers, is_taught_ahead=is_taught_ahead(spec))
         if is_cached
         else 0,
     )
@@ -67,7 +67,7 @@ def load_rows(
     hidden: HiddenSource | None = OnlineHidden(target, documents, layers) if has_states else None
     if has_states and spec.data.hidden_states == "cached":
         hidden = cached_hidden(
-            documents, target, layers, cache=cache, progress=progress, has_expectation=teaches_ahead(spec)
+            documents, target, layers, cache=cache, progress=progress, is_taught_ahead=is_taught_ahead(spec)
         )
     return Dataset(documents, hidden, row_tokens=spec.data.row_tokens, seed=spec.train.seed)
 

@@ -7,8 +7,7 @@ themselves travel between the devices; their receive is posted when their header
 waits for the other side's computation.
 
     drafter -> target   a micro-batch's number: it may be sent; END: nothing more is wanted
-    target -> drafter   a header, then features and what the loss reads of the target, tensor by tensor; or a header that
-                        says BYE: nothing more will come
+    target -> drafter   a header, then features and last hidden states; or a header that says BYE: nothing more will come
 
 What comes is held against what this rank knows of the row: number, sizes, every token, and a sample of the values
 bit by bit. Who computes which micro-batch is `roles`'; what the rows are is `data`'s.
@@ -16,7 +15,6 @@ bit by bit. Who computes which micro-batch is `roles`'; what the rows are is `da
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -32,14 +30,13 @@ from torch import Tensor
 
 from remote.balance import Pace
 from remote.drafter.data import HiddenStates
-from remote.plan.sizes import teaches_ahead
 from remote.roles import Roles
 from remote.spec import DFlashSpec
 
 END = BYE = -(2**62)  # no micro-batch has this number
 OUTBOX = 2  # batches a target has in flight: the next one is computed while one travels
 NUM_SAMPLES = 16  # positions of the row whose values are compared bit by bit
-_GRANT, _HEADER, _STATES = 1, 2, 3  # tags: each kind of message keeps its order; the n-th tensor has _STATES + n
+_GRANT, _HEADER, _FEATURES, _LAST = 1, 2, 3, 4  # tags: each kind of message keeps its order
 
 
 class BorderError(RuntimeError):
@@ -48,42 +45,28 @@ class BorderError(RuntimeError):
 
 @dataclass(frozen=True)
 class Shape:
-    """What every micro-batch of a training looks like on the way: S tokens, C captured features, H hidden size.
-
-    With `has_expectation` the target's expectation travels, else its last hidden states (`teacher`).
-    """
+    """What every micro-batch of a training looks like on the way: S tokens, C captured features, H hidden size."""
 
     num_tokens: int
     num_features: int
     hidden_size: int
     dtype: torch.dtype
     vocab_size: int
-    has_expectation: bool = False
 
     @classmethod
     def of(cls, spec: DFlashSpec, dtype: torch.dtype) -> Shape:
         num_tokens, hidden_size = spec.data.row_tokens * spec.train.rows_per_step, spec.target.hidden_size
         num_features = len(spec.drafter.captured_layers) * hidden_size
-        return cls(num_tokens, num_features, hidden_size, dtype, spec.target.vocab_size, teaches_ahead(spec))
-
-    @property
-    def parts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each tensor of `HiddenStates.tensors`."""
-        row, work = (self.num_tokens, self.hidden_size), torch.promote_types(self.dtype, torch.float32)
-        features = ((self.num_tokens, self.num_features), self.dtype)
-        if not self.has_expectation:
-            return [features, (row, self.dtype)]
-        number = ((self.num_tokens,), work)
-        return [features, (row, work), number, number, ((self.num_tokens,), torch.int64)]
+        return cls(num_tokens, num_features, hidden_size, dtype, spec.target.vocab_size)
 
     @property
     def size_bytes(self) -> int:
-        """Of one micro-batch."""
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.parts)
+        """Of one micro-batch: S · (C + H) numbers."""
+        return self.num_tokens * (self.num_features + self.hidden_size) * self.dtype.itemsize
 
     @property
     def as_numbers(self) -> list[int]:
-        return [self.num_tokens, self.num_features, self.hidden_size, self.dtype.itemsize, int(self.has_expectation)]
+        return [self.num_tokens, self.num_features, self.hidden_size, self.dtype.itemsize]
 
 
 @dataclass(frozen=True)
@@ -131,9 +114,8 @@ class Outbox:
         wish = int(self._is_stop_wished())  # as late as can be: a full queue may have held this batch for long
         numbers = [micro_batch, *self._shape.as_numbers, *_as_numbers(pace), wish, *sample]
         header = torch.tensor([*numbers, *ids_S.tolist()])
-        self._in_flight.append(
-            [_sent(tensor, drafter, _HEADER + n) for n, tensor in enumerate((header, *states.tensors))]
-        )
+        parts = zip((header, *states.tensors), (_HEADER, _FEATURES, _LAST), strict=True)
+        self._in_flight.append([_sent(tensor, drafter, tag) for tensor, tag in parts])
         self._since_s = time.perf_counter()
         return pace
 
@@ -259,30 +241,29 @@ class Inbox:
         states = self._receive_states(target)
         found = _sample(states)  # the host waits here until everything has come
         transfer_s = time.perf_counter() - started_s
-        tokens_at = _sample_end(self._shape)
-        _check_sample(found, numbers[_WISH_END:tokens_at], where)
+        _check_sample(found, numbers[_WISH_END:_SAMPLE_END], where)
         pace = Pace(*(number / 1e6 for number in numbers[_SHAPE_END:_PACE_END]))
-        return Arrived(numbers[0], header[tokens_at:], states, pace, transfer_s)
+        return Arrived(numbers[0], header[_SAMPLE_END:], states, pace, transfer_s)
 
     def _receive_states(self, target: int) -> HiddenStates:
-        tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._shape.parts]
-        for number, tensor in enumerate(tensors):
-            dist.recv(tensor, target, tag=_STATES + number)
-        return HiddenStates.of(tensors)
+        shape = self._shape
+        features_SC, last_hidden_SH = (
+            torch.empty(shape.num_tokens, width, dtype=shape.dtype, device=self._device)
+            for width in (shape.num_features, shape.hidden_size)
+        )
+        dist.recv(features_SC, target, tag=_FEATURES)
+        dist.recv(last_hidden_SH, target, tag=_LAST)
+        return HiddenStates(features_SC, last_hidden_SH)
 
 
 # A header: number of the micro-batch, its shape, the sender's pace in microseconds, whether it was told to stop, a sample of
 # the values, every token.
-_SHAPE_END, _PACE_END, _WISH_END = 6, 8, 9
+_SHAPE_END, _PACE_END, _WISH_END, _SAMPLE_END = 5, 7, 8, 8 + 2 * NUM_SAMPLES
 _Sent = tuple["dist.Work", Tensor]  # the tensor must live until it has been taken
 
 
-def _sample_end(shape: Shape) -> int:
-    return _WISH_END + len(shape.parts) * NUM_SAMPLES
-
-
 def _header_length(shape: Shape) -> int:
-    return _sample_end(shape) + shape.num_tokens
+    return _SAMPLE_END + shape.num_tokens
 
 
 def _sent(tensor: Tensor, rank: int, tag: int) -> _Sent:
@@ -309,19 +290,20 @@ def _sample(states: HiddenStates) -> list[int]:
     parts = []
     for tensor in states.tensors:
         steps = torch.linspace(0, 1, NUM_SAMPLES, dtype=torch.float64)
-        at = tuple((steps * (size - 1)).round().long().to(tensor.device) for size in tensor.shape)
-        parts.append(tensor[at].double())
-    found: list[int] = torch.cat(parts).cpu().view(torch.int64).tolist()
+        row, column = ((steps * (size - 1)).round().long().to(tensor.device) for size in tensor.shape)
+        parts.append(tensor[row, column])
+    found: list[int] = torch.cat(parts).double().cpu().view(torch.int64).tolist()
     return found
 
 
 def _check_own(micro_batch: int, ids_S: Tensor, states: HiddenStates, shape: Shape) -> None:
     """Before anything is sent: a receive of another size than what comes has no end on some transports."""
     found = [len(ids_S), *([*part.shape, part.dtype] for part in states.tensors)]
-    expected = [shape.num_tokens, *([*size, dtype] for size, dtype in shape.parts)]
+    widths = (shape.num_features, shape.hidden_size)
+    expected = [shape.num_tokens, *([shape.num_tokens, width, shape.dtype] for width in widths)]
     if found != expected:
         raise BorderError(
-            f"micro-batch {micro_batch}: tokens, features and what is known of the target are {_sizes(found)}; "
+            f"micro-batch {micro_batch}: tokens, features and last hidden states are {_sizes(found)}; "
             f"every row of this training has {_sizes(expected)}"
         )
 
@@ -335,10 +317,10 @@ def _check_header(numbers: list[int], expected: int | None, shape: Shape, where:
         raise BorderError(f"{where}: number {numbers[0]} came instead; the ranks disagree on the order of rows")
     if numbers[1:_SHAPE_END] != shape.as_numbers:
         raise BorderError(
-            f"{where}: tokens, features, hidden size, bytes a number and whether an expectation comes are {numbers[1:_SHAPE_END]}; "
+            f"{where}: tokens, features, hidden size and bytes a number are {numbers[1:_SHAPE_END]}; "
             f"this rank expects {shape.as_numbers}"
         )
-    wrong = next((token for token in numbers[_sample_end(shape) :] if not 0 <= token < shape.vocab_size), None)
+    wrong = next((token for token in numbers[_SAMPLE_END:] if not 0 <= token < shape.vocab_size), None)
     if wrong is not None:
         raise BorderError(f"{where}: token {wrong}; the vocabulary runs from 0 to {shape.vocab_size - 1}")
 

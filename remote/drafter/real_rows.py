@@ -28,7 +28,7 @@ from remote.drafter.step import anchor_slots, assemble
 from remote.drafter.target import load_target, tables
 from remote.drafter.teacher import expect, tensors_of
 from remote.drafter.workbench import Choices
-from remote.plan.sizes import teaches_ahead
+from remote.plan.sizes import is_taught_ahead
 from remote.report import UserFault
 from remote.spec import DFlashSpec
 
@@ -77,7 +77,7 @@ def read(job: Job, spec: DFlashSpec, choices: Choices) -> Real:
     job.say(dataset.summary())
     count, num_rows = spec.train.accumulation, spec.train.rows_per_step
     batches = [dataset.batch(position, num_rows=num_rows) for position in range(count)]
-    if teaches_ahead(spec):  # as the training's cache holds it
+    if is_taught_ahead(spec):  # as the training's cache holds it
         batches = [replace(batch, teacher=expect(tensors_of(batch.teacher)[0], target.head_VH)) for batch in batches]
     return Real(tuple(batches), dataset.most_documents, *tables(target, outlive_it=True))
 

@@ -25,7 +25,7 @@ from remote.drafter.loss import drafter_loss
 from remote.drafter.rope import Rotary, rotary
 from remote.drafter.teacher import expect
 from remote.drafter.visibility import layer_rule, visible
-from remote.plan.sizes import teaches_ahead
+from remote.plan.sizes import is_taught_ahead
 from remote.spec import DFlashSpec, LossSpec, OptimSpec
 
 DOCUMENTS, NUM_BLOCKS = (150, 90), 11  # tokens of the row the check attends to; an odd number of blocks
@@ -272,11 +272,11 @@ def _loss_trial(spec: DFlashSpec, draw: _Drawing, device: torch.device) -> Trial
 
     def function(is_fused: bool, spec: LossSpec, hidden: Tensor) -> list[Tensor]:
         table, known = head.to(hidden), teacher.to(hidden)
-        taught = expect(known, table) if is_ahead else known
+        taught = expect(known, table) if is_ahead and is_fused else known  # the plain side has nothing of it
         sums = drafter_loss(hidden, blocks, head_VH=table, teacher=taught, spec=spec, is_fused=is_fused)
         return [sums.objective()]
 
-    is_ahead = teaches_ahead(spec)
+    is_ahead = is_taught_ahead(spec)
     drawn = draw(LOSS_BLOCKS * spec.drafter.block_size, LOSS_WIDTH)
     by_teacher = spec.loss.label == "teacher_argmax"
     right = teacher[blocks.teacher_T] if by_teacher else head[blocks.label_T.clamp(min=0)]

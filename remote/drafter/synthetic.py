@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from remote.drafter.blocks import PAD_DOCUMENT, Row, join_rows
 from remote.drafter.data import Batch
 from remote.drafter.teacher import Expectation, Teacher
-from remote.plan.sizes import holds_target, teaches_ahead, worst_documents
+from remote.plan.sizes import holds_target, is_taught_ahead, worst_documents
 from remote.spec import DFlashSpec
 
 MULTI_DOC = (3000, 4000, 5000)  # tokens; the packed test the first users of this trainer ran by hand
@@ -94,7 +94,7 @@ def batch(spec: DFlashSpec, layout: Sequence[int], *, like: Tensor, position: in
 def _teacher(spec: DFlashSpec, num_tokens: int, *, like: Tensor, generator: torch.Generator) -> Teacher:
     """Last hidden states, or an expectation of the size it has: nobody's, as every number here."""
     hidden_SH = like.new_empty(num_tokens, spec.target.hidden_size).normal_(generator=generator)
-    if not teaches_ahead(spec):
+    if not is_taught_ahead(spec):
         return hidden_SH
     rest_SH = hidden_SH.to(torch.promote_types(like.dtype, torch.float32)) * _EMBEDDING_STD
     number_S = rest_SH.new_full((num_tokens,), 0.5)

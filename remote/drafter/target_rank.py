@@ -16,10 +16,7 @@ from remote.drafter.job import Job, StopWish, devices, failures_placed, versions
 from remote.drafter.measure import Meter
 from remote.drafter.queue import Outbox, Shape
 from remote.drafter.target import Target
-from remote.drafter.teacher import expect
 from remote.drafter.train import load, read_rows, span
-from remote.plan.sizes import teaches_ahead
-from remote.spec import DFlashSpec
 
 
 def run_target(job: Job, stop: StopWish) -> str:
@@ -49,7 +46,11 @@ def serve(job: Job, target: Target, dataset: Dataset, mine: range, *, meter: Met
     for count, micro_batch in enumerate(mine):
         row = join_text(dataset, micro_batch, num_rows=job.spec.train.rows_per_step)
         with meter.part("forward"):
-            states = compute(job.spec, target, row)
+            states = HiddenStates(
+                *target.capture(
+                    row.input_ids_S, row.document_S, row.position_S, layers=job.spec.drafter.captured_layers
+                )
+            )
         pace = outbox.put(micro_batch, row.input_ids_S, states)
         if pace is None:
             outbox.finish()
@@ -60,13 +61,6 @@ def serve(job: Job, target: Target, dataset: Dataset, mine: range, *, meter: Met
         meter.say_peaks(job.reporter)
     outbox.finish()
     return f"all of {len(mine)} batches sent"
-
-
-def compute(spec: DFlashSpec, target: Target, row: Row) -> HiddenStates:
-    """The hidden states of a row, and what the loss reads of the target there."""
-    layers = spec.drafter.captured_layers
-    features_SC, last_hidden_SH = target.capture(row.input_ids_S, row.document_S, row.position_S, layers=layers)
-    return HiddenStates(features_SC, expect(last_hidden_SH, target.head_VH) if teaches_ahead(spec) else last_hidden_SH)
 
 
 def join_text(dataset: Dataset, micro_batch: int, *, num_rows: int) -> Row:

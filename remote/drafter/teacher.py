@@ -1,12 +1,13 @@
 """What the loss reads of the target at a position: its last hidden state, or the expectation made of it ahead.
 
 The terms read the target's distribution p beside the drafter's, log q = W·h − log Σ exp(W·h), in two ways alone:
-−Σ p log q = log Σ exp(W·h) − h·(Σ p W), and its gradient in h, Σ q W − Σ p W. So one vector, Σ p W, stands for a
-vocabulary of numbers, exactly. It takes two products with the head, where the target's logits take one; but it is made once
-for a position, by who makes the hidden states, and the logits would be made in every step that reads them.
+−Σ p log q = log Σ exp(W·h) − h·(Σ p W), and its gradient in h, Σ q W − Σ p W. So one vector, Σ p W, says what a
+vocabulary of numbers would. It takes three products with the head, where the target's logits take one; but it is made
+once for a position and kept with the hidden states, and the logits would be made in every step that reads them.
 
 Where the drafter is nearly right q and p nearly cancel, and what rounding costs must be small beside the rest. So the most
-probable token is kept apart, to be taken from q before the drafter's own product, and the sum of all others is float32.
+probable token is kept apart, to be taken from q before the drafter's own product, and the sum of all others is float32,
+of shares that are not rounded to the head's dtype. No kernel of ours has a part in it: what is kept outlives any choice of them.
 
 Shapes: S positions, M slots, V vocabulary, H hidden size.
 """
@@ -15,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from remote.drafter.kernels.cross_entropy import Best, cross_entropy_gradient, in_their_place, row_statistics
+from remote.drafter.kernels.cross_entropy import Best
 from remote.drafter.logits import head_logits, logits_dtype, weighted_rows
 
-EXPECT_ROWS = 1024  # positions whose logits are alive at once
+EXPECT_ROWS = 256  # positions whose logits are alive at once, a few times over
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class Expectation:
     @property
     def best(self) -> Best:
         return Best(self.best_S, self.best_p_S)
+
+    def best_of(self, _: Any) -> Tensor:
+        """The most probable token of each slot, where there is a row for each."""
+        return self.best_S
+
+    def entropy_of(self, _: Any) -> Tensor:
+        """Likewise."""
+        return self.entropy_S
 
     def at(self, position_M: Tensor) -> Expectation:
         """Of these positions, one a slot."""
@@ -74,17 +84,13 @@ def expect(last_hidden_SH: Tensor, head_VH: Tensor) -> Expectation:
     )
     for first in range(0, num_positions, EXPECT_ROWS):
         rows = slice(first, first + EXPECT_ROWS)
-        logits_RV = head_logits(last_hidden_SH[rows].to(device), head_VH)
-        read = row_statistics(logits_RV)
-        best_R = read.best_M.clamp(min=0)  # a row with a NaN has none
-        best_p_R = (logits_RV.gather(1, best_R[:, None])[:, 0] - read.log_sum_M).exp()
-        rest_RV = in_their_place(logits_RV, head_VH.dtype)
-        cross_entropy_gradient(  # q less the best token's share, which is what its soft part makes
-            logits_RV, read.log_sum_M, best_R, torch.ones_like(best_p_R),
-            hard=0.0, soft=1.0, best=Best(best_R, best_p_R), out_MV=rest_RV,
-        )  # fmt: skip
-        found.rest_SH[rows] = weighted_rows(rest_RV, head_VH)
-        found.entropy_S[rows], found.best_p_S[rows], found.best_S[rows] = read.entropy_M, best_p_R, best_R
+        log_p_RV = head_logits(last_hidden_SH[rows].to(device), head_VH)
+        log_p_RV.sub_(log_p_RV.logsumexp(-1, keepdim=True))
+        best_R1, p_RV = log_p_RV.argmax(-1, keepdim=True), log_p_RV.exp()
+        found.entropy_S[rows] = -torch.linalg.vecdot(p_RV, log_p_RV)
+        found.best_S[rows], found.best_p_S[rows] = best_R1[:, 0], p_RV.gather(1, best_R1)[:, 0]
+        del log_p_RV
+        found.rest_SH[rows] = weighted_rows(p_RV.scatter_(1, best_R1, 0.0), head_VH)
     return found
 
 

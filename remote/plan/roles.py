@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remote.plan import SLACK_SHARE, Plan, has_expandable_segments, verdict_of
-from remote.plan.memory import PROCESS_BYTES, Component, libraries, states_of, target_bytes, transformers
+from remote.plan.memory import PROCESS_BYTES, Component, libraries, target_bytes, transformers
 from remote.plan.sizes import Sizes
 from remote.plan.time import CEILING_FLOP_PER_S
 from remote.spec import DFlashSpec
@@ -18,7 +18,6 @@ from remote.spec import DFlashSpec
 # As `remote.drafter.queue` and `remote.drafter.target` have them; a test compares.
 OUTBOX = 2  # batches on their way from a target
 CAPTURE_TOKENS, PADDED = 4096, 8 / 7  # documents of like length in one pass, padded to the longest
-EXPECT_ROWS = 1024  # positions whose logits are made at once
 WIDEST = 3  # an MLP's gate, its SiLU's product and up, alive together
 
 
@@ -100,7 +99,7 @@ def roles_plan(spec: DFlashSpec, made: Plan) -> RolesPlan | None:
         batch_flop=made.work.total / spec.train.accumulation,
         least_batch_s=_least_s(made, made.work.total / spec.train.accumulation),
     )
-    batch_bytes = at.context_tokens * at.state_bytes
+    batch_bytes = at.context_tokens * (at.captured + 1) * at.hidden * at.element_bytes
     target = _target(spec, made, batch_bytes) if roles.target else None
     return RolesPlan(drafter, target, spec.train.accumulation, batch_bytes, roles.queue)
 
@@ -110,18 +109,7 @@ def target_pass_bytes(spec: DFlashSpec, at: Sizes) -> int:
     MLP; or at its end, where what was captured is joined."""
     num_tokens = max(at.context_tokens, min(CAPTURE_TOKENS, round(PADDED * at.context_tokens)))
     held = (at.captured + 2) * at.hidden  # captured layers, the residual stream, its norm
-    layers = num_tokens * at.element_bytes * (held + max(WIDEST * widest_mlp(spec), at.captured * at.hidden))
-    return max(layers, _expecting_bytes(at))
-
-
-def _expecting_bytes(at: Sizes) -> int:
-    """Some positions' logits, their sum over the vocabulary, and the last hidden states it is made of."""
-    rows = min(EXPECT_ROWS, at.context_tokens)
-    copies = (
-        1 if at.is_cuda else 4
-    )  # a kernel writes p where the logits stood; plain torch makes log p, p and p less one token
-    made = rows * 4 * (copies * at.vocab + at.hidden) + at.context_tokens * at.hidden * at.element_bytes
-    return made if at.is_taught_ahead else 0
+    return num_tokens * at.element_bytes * (held + max(WIDEST * widest_mlp(spec), at.captured * at.hidden))
 
 
 def widest_mlp(spec: DFlashSpec) -> int:
@@ -130,10 +118,9 @@ def widest_mlp(spec: DFlashSpec) -> int:
 
 
 def target_batch_flop(spec: DFlashSpec, at: Sizes) -> float:
-    """Its layers over a batch; its head twice where the loss is taught ahead, else never."""
+    """Its layers over a batch; the head is not asked."""
     layers = spec.target.keep_layers or spec.target.num_layers
-    head = 2 * at.vocab * at.hidden if at.is_taught_ahead else 0
-    return 2.0 * (layers * _layer_parameters(spec) + head) * at.context_tokens
+    return 2.0 * layers * _layer_parameters(spec) * at.context_tokens
 
 
 def _layer_parameters(spec: DFlashSpec) -> int:
@@ -151,7 +138,7 @@ def _target(spec: DFlashSpec, made: Plan, batch_bytes: int) -> RolePlan:
         Component(
             "hidden states",
             (OUTBOX + 1) * batch_bytes,
-            f"{states_of(at)}; {OUTBOX + 1} batches: {OUTBOX} on their way, one made",
+            f"S·(K+1)·H of {OUTBOX + 1} batches: {OUTBOX} on their way, one made",
         ),
         Component(
             "a pass of the target",

@@ -80,9 +80,9 @@ def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None, is_hop
         largest_matrix=hidden * max(drafter.intermediate_size, len(drafter.captured_layers) * hidden),
         supervised_slots=_supervised_slots(spec, blocks, documents),
         chunk_slots=slots,
-        chunk_targets=_chunk_targets(spec, blocks, slots) if reads_teacher(spec) and not teaches_ahead(spec) else 0,
+        chunk_targets=_chunk_targets(spec, blocks, slots) if reads_teacher(spec) and not is_taught_ahead(spec) else 0,
         state_bytes=len(drafter.captured_layers) * hidden * element_bytes + _teacher_bytes(spec, element_bytes),
-        is_taught_ahead=teaches_ahead(spec),
+        is_taught_ahead=is_taught_ahead(spec),
         is_cuda=is_cuda,
         is_hopper=is_hopper if is_cuda else False,
     )
@@ -115,10 +115,10 @@ def holds_target(spec: DFlashSpec) -> bool:
     return spec.data.hidden_states == "online" and spec.roles.target == 0
 
 
-def teaches_ahead(spec: DFlashSpec) -> bool:
-    """Whether what the loss reads of the target is made once, with the hidden states, and not in every step: where the
-    target runs beside the drafter nothing would be saved."""
-    return reads_teacher(spec) and not holds_target(spec)
+def is_taught_ahead(spec: DFlashSpec) -> bool:
+    """Whether what the loss reads of the target is made once, with the hidden states, and kept with them, and not made in
+    every step: where these are made for one step alone nothing would be saved, and a label alone is not worth it."""
+    return is_soft(spec) and spec.data.hidden_states == "cached"
 
 
 def expectation_bytes(hidden_size: int) -> int:
@@ -141,7 +141,7 @@ def reads_teacher(spec: DFlashSpec) -> bool:
 def _teacher_bytes(spec: DFlashSpec, element_bytes: int) -> int:
     """Of one position: the target's last hidden state, or its expectation."""
     hidden = spec.target.hidden_size
-    return expectation_bytes(hidden) if teaches_ahead(spec) else hidden * element_bytes
+    return expectation_bytes(hidden) if is_taught_ahead(spec) else hidden * element_bytes
 
 
 def _supervised_slots(spec: DFlashSpec, blocks: int, documents: int | None) -> int:

@@ -103,7 +103,7 @@ def spoilt(put: Any) -> Any:
             case "rows":
                 states = HiddenStates(states.features_SC[:-1], states.teacher)
             case "values":
-                states.tensors[1].fill_(torch.inf)
+                states.teacher.fill_(torch.inf)
             case "ids":
                 ids_S = ids_S.clone().index_fill_(0, torch.tensor([3]), 10**6)
         return put(self, micro_batch, ids_S, states)

@@ -189,11 +189,11 @@ def test_a_batch_of_two_rows_is_one_row_and_keeps_its_parts(dataset):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_triton")
-@pytest.mark.parametrize("has_expectation", [False, True])
-def test_worker_processes_give_the_same_batches(tmp_path, tiny_target, documents, has_expectation):
+@pytest.mark.parametrize("is_taught_ahead", [False, True])
+def test_worker_processes_give_the_same_batches(tmp_path, tiny_target, documents, is_taught_ahead):
     from remote.drafter.hidden import cached_hidden
 
-    hidden = cached_hidden(documents, tiny_target, [1, 2, 4], cache=tmp_path, has_expectation=has_expectation)
+    hidden = cached_hidden(documents, tiny_target, [1, 2, 4], cache=tmp_path, is_taught_ahead=is_taught_ahead)
     cached = Dataset(documents, hidden, row_tokens=128, seed=3)
 
     alone = list(cached.batches(range(3, 9)))

@@ -77,7 +77,7 @@ def test_a_branch_whose_loss_reads_no_target_keeps_no_expectation_and_one_that_d
     assert {name: after[name] for name in before if name != "lock"} == {
         name: kept for name, kept in before.items() if name != "lock"
     }
-    assert sorted(set(after) - set(before)) == ["expected-00000.json", "expected-00000.safetensors"]
+    assert sorted(set(after) - set(before)) == ["expected-v1-00000.json", "expected-v1-00000.safetensors"]
     assert files(labels).keys() == files(plain).keys() == after.keys()
     assert len(captures) == passes
 
@@ -86,7 +86,7 @@ def test_a_document_read_back_is_what_its_last_hidden_states_are_expected_to_be(
     tmp_path: Path, tiny_target: Target, many: list[Document]
 ) -> None:
     plain = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path)
-    taught = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, has_expectation=True)
+    taught = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=True)
 
     for index in (0, 5, len(many) - 1):
         last_hidden_SH, found = plain.document(index).teacher, taught.document(index).teacher
@@ -116,34 +116,50 @@ def unproved(path: Path) -> None:
 def test_an_expectation_that_is_missing_or_damaged_is_one_clear_line_and_remade_alone(
     tmp_path: Path, tiny_target: Target, many: list[Document], captures: list[int], spoil: Callable[[Path], None]
 ) -> None:
-    cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, has_expectation=True)
+    cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=True)
     before, passes = contents(cached.folder), len(captures)
     spoil(expected_path(cached.folder, 1))
     (of_it,) = {index for index, (shard, start) in enumerate(cached.spans) if (shard, start) == (1, 0)}
 
-    with pytest.raises(UserFault, match=r"expected-00001\.safetensors: .*run prepare again") as caught:
+    with pytest.raises(UserFault, match=r"expected-v1-00001\.safetensors: .*run prepare again") as caught:
         replace(cached, _open={}).document(of_it)
-    cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, has_expectation=True)
+    cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=True)
 
     assert "\n" not in str(caught.value)
     after = contents(cached.folder)
     assert {name: text for name, (_, text) in after.items()} == {name: text for name, (_, text) in before.items()}
     assert {name for name in after if after[name] != before[name]} <= {
-        "expected-00001.json",
-        "expected-00001.safetensors",
+        "expected-v1-00001.json",
+        "expected-v1-00001.safetensors",
     }
     assert len(captures) == passes == 3
+
+
+@pytest.mark.slow
+def test_what_another_version_made_is_made_anew(
+    tmp_path: Path, tiny_target: Target, many: list[Document], captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder's name knows the target alone, and an expectation is our arithmetic."""
+    before = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=True)
+    passes = len(captures)
+    monkeypatch.setattr(hidden, "EXPECTATION_VERSION", hidden.EXPECTATION_VERSION + 1)
+
+    after = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=True)
+
+    assert after.folder == before.folder
+    assert len(list(after.folder.glob("expected-v*-00000.safetensors"))) == 2
+    assert len(captures) == passes
 
 
 @pytest.mark.slow
 def test_hidden_states_that_are_damaged_are_remade_and_the_expectation_stays(
     tmp_path: Path, tiny_target: Target, many: list[Document], captures: list[int]
 ) -> None:
-    cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, has_expectation=True)
+    cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=True)
     before, passes = contents(cached.folder), len(captures)
     damaged(shard_path(cached.folder, 2))
 
-    cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, has_expectation=True)
+    cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=True)
 
     after = contents(cached.folder)
     assert len(captures) == passes + 1
@@ -151,9 +167,9 @@ def test_hidden_states_that_are_damaged_are_remade_and_the_expectation_stays(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_expectation", [False, True])
+@pytest.mark.parametrize("is_taught_ahead", [False, True])
 def test_the_forecast_is_what_the_files_take(
-    tmp_path: Path, tiny_target: Target, many: list[Document], has_expectation: bool
+    tmp_path: Path, tiny_target: Target, many: list[Document], is_taught_ahead: bool
 ) -> None:
     few = [
         document
@@ -161,10 +177,10 @@ def test_the_forecast_is_what_the_files_take(
         if shard == 0
     ]
 
-    cached = cached_hidden(few, tiny_target, LAYERS, cache=tmp_path, has_expectation=has_expectation)
+    cached = cached_hidden(few, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=is_taught_ahead)
 
     size = sum(path.stat().st_size for path in cached.folder.glob("*.safetensors"))
-    assert 0 <= size - forecast_bytes(few, tiny_target, LAYERS, has_expectation=has_expectation) < HEADERS_BYTES
+    assert 0 <= size - forecast_bytes(few, tiny_target, LAYERS, is_taught_ahead=is_taught_ahead) < HEADERS_BYTES
 
 
 @pytest.mark.slow
@@ -173,10 +189,10 @@ def test_the_room_looked_for_is_that_of_the_files_that_are_missing(
 ) -> None:
     asked = list[int]()
     monkeypatch.setattr(hidden, "_check_room", lambda folder, needed_bytes: asked.append(needed_bytes))
-    plain, whole = (forecast_bytes(many, tiny_target, LAYERS, has_expectation=each) for each in (False, True))
+    plain, whole = (forecast_bytes(many, tiny_target, LAYERS, is_taught_ahead=each) for each in (False, True))
 
-    for has_expectation in (False, True, True):
-        cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, has_expectation=has_expectation)
-    cached_hidden(many, tiny_target, LAYERS, cache=tmp_path / "other", has_expectation=True)
+    for is_taught_ahead in (False, True, True):
+        cached_hidden(many, tiny_target, LAYERS, cache=tmp_path, is_taught_ahead=is_taught_ahead)
+    cached_hidden(many, tiny_target, LAYERS, cache=tmp_path / "other", is_taught_ahead=True)
 
     assert asked == [plain, whole - plain, whole]

@@ -386,7 +386,7 @@ def test_the_forecast_is_what_the_cache_takes(tmp_path, tiny_target, many):
     cached = cached_hidden(many, tiny_target, LAYERS, cache=tmp_path)
 
     size = sum(path.stat().st_size for path in cached.folder.glob("*.safetensors"))
-    assert 0 <= size - forecast_bytes(many, tiny_target, LAYERS, has_expectation=False) < 1024
+    assert 0 <= size - forecast_bytes(many, tiny_target, LAYERS, is_taught_ahead=False) < 1024
 
 
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, tiny_target, many):

@@ -6,18 +6,17 @@ Transport and grants are tested with real processes in test_ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from remote.balance import Pace
 from remote.drafter import feed as feed_module
 from remote.drafter.data import Dataset, Document, HiddenStates
 from remote.drafter.feed import QueuedFeed
 from remote.drafter.queue import (
+    _SAMPLE_END,
     Arrived,
     BorderError,
     Shape,
@@ -25,16 +24,11 @@ from remote.drafter.queue import (
     _check_own,
     _check_sample,
     _sample,
-    _sample_end,
 )
-from remote.drafter.teacher import Expectation, expect
 from remote.roles import Roles
 from remote.spec import TrainSpec
-from tests.remote.specs import tiny_spec
 
 SHAPE = Shape(num_tokens=12, num_features=15, hidden_size=5, dtype=torch.bfloat16, vocab_size=50)
-AHEAD = replace(SHAPE, has_expectation=True)
-PARTS = ("features", "rest", "entropy", "share of the best", "best")  # of what travels then
 ROLES = Roles(num_drafters=1, num_targets=1)
 
 
@@ -44,73 +38,26 @@ def states() -> HiddenStates:
     return HiddenStates(features_SC, torch.randn(12, 5, generator=generator).bfloat16())
 
 
-def taught(dtype: torch.dtype = torch.bfloat16) -> HiddenStates:
-    """The same, with what the loss reads of the target instead."""
-    found = states()
-    assert isinstance(found.teacher, Tensor)
-    head_VH = torch.randn(50, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
-    return HiddenStates(found.features_SC.to(dtype), expect(found.teacher.to(dtype), head_VH))
+def header(number: int = 4, *, ids: list[int] | None = None, shape: list[int] | None = None) -> list[int]:
+    before = [number, *(SHAPE.as_numbers if shape is None else shape)]
+    return [*before, *[0] * (_SAMPLE_END - len(before)), *(ids or list(range(12)))]
 
 
-def header(
-    number: int = 4, *, ids: list[int] | None = None, numbers: list[int] | None = None, shape: Shape = SHAPE
-) -> list[int]:
-    before = [number, *(shape.as_numbers if numbers is None else numbers)]
-    return [*before, *[0] * (_sample_end(shape) - len(before)), *(ids or list(range(12)))]
+def test_a_batch_of_the_27b_shape_is_61440_bytes_a_token() -> None:
+    shape = Shape(num_tokens=8000, num_features=5 * 5120, hidden_size=5120, dtype=torch.bfloat16, vocab_size=248_320)
 
-
-@pytest.mark.parametrize(("has_expectation", "size_bytes"), [(False, 61_440), (True, 71_696)])
-def test_a_batch_of_the_27b_shape_is_61440_bytes_a_token_and_71696_with_the_expectation(
-    has_expectation: bool, size_bytes: int
-) -> None:
-    shape = Shape(8000, 5 * 5120, 5120, torch.bfloat16, 248_320, has_expectation)
-
-    assert shape.size_bytes == 8000 * size_bytes
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("has_expectation", [False, True])
-def test_a_shape_names_size_and_dtype_of_what_a_target_makes(dtype: torch.dtype, has_expectation: bool) -> None:
-    shape = replace(SHAPE, dtype=dtype, has_expectation=has_expectation)
-    made = taught(dtype) if has_expectation else HiddenStates.of([part.to(dtype) for part in states().tensors])
-
-    assert [(tuple(part.shape), part.dtype) for part in made.tensors] == shape.parts
-    assert sum(part.nbytes for part in made.tensors) == shape.size_bytes
-
-
-@pytest.mark.parametrize(
-    ("terms", "label", "online", "targets", "ahead"),
-    [
-        ({"ce": 1.0}, "data", True, 1, False),
-        ({"ce": 1.0, "kl": 0.15}, "data", True, 1, True),
-        ({"ce": 1.0}, "teacher_argmax", True, 1, True),
-        ({"ce": 1.0, "kl": 0.15}, "data", True, 0, False),
-        ({"ce": 1.0, "kl": 0.15}, "data", False, 0, True),
-    ],
-    ids=["nothing read", "kl", "the target's label", "target beside the drafter", "cached"],
-)
-def test_an_expectation_travels_where_the_loss_reads_the_target_and_has_none_beside_it(
-    terms: dict[str, float], label: str, online: bool, targets: int, ahead: bool
-) -> None:
-    spec = tiny_spec(
-        loss={"terms": terms, "label": label},
-        data={"hidden_states": "online" if online else "cached"},
-        roles={"target": targets},
-    )
-
-    assert Shape.of(spec, torch.bfloat16).has_expectation is ahead
+    assert shape.size_bytes == 8000 * 61_440
 
 
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
         (header(5), "number 5 came instead"),
-        (header(numbers=[12, 15, 5, 4, 0]), r"comes are \[12, 15, 5, 4, 0\]; this rank expects \[12, 15, 5, 2, 0\]"),
-        (header(shape=AHEAD), r"comes are \[12, 15, 5, 2, 1\]; this rank expects \[12, 15, 5, 2, 0\]"),
+        (header(shape=[12, 15, 5, 4]), r"bytes a number are \[12, 15, 5, 4\]; this rank expects \[12, 15, 5, 2\]"),
         (header(ids=[*range(11), 50]), "token 50; the vocabulary runs from 0 to 49"),
         (header(ids=[-1, *range(11)]), "token -1; the vocabulary"),
     ],
-    ids=["another batch", "another dtype", "an expectation", "a token too large", "a token below zero"],
+    ids=["another batch", "another dtype", "a token too large", "a token below zero"],
 )
 def test_a_header_that_is_not_the_expected_batchs_is_refused(numbers: list[int], words: str) -> None:
     _check_header(header(), 4, SHAPE, "here")
@@ -134,33 +81,6 @@ def test_states_that_were_shifted_on_the_way_are_refused(spoil: Callable[[Hidden
 
     with pytest.raises(BorderError, match="not those that were sent"):
         _check_sample(_sample(spoil(states())), sent, "here")
-
-
-@pytest.mark.parametrize("number", range(len(PARTS)), ids=PARTS)
-def test_an_expectation_that_was_shifted_on_the_way_is_refused_whichever_tensor_it_was(number: int) -> None:
-    found = taught()
-    assert isinstance(found.teacher, Expectation)
-    spoilt = list(found.tensors)
-    spoilt[number] = spoilt[number].roll(1, 0)
-
-    _check_sample(_sample(HiddenStates.of(found.tensors)), _sample(found), "here")
-    with pytest.raises(BorderError, match="not those that were sent"):
-        _check_sample(_sample(HiddenStates.of(spoilt)), _sample(found), "here")
-
-
-@pytest.mark.parametrize("number", range(len(PARTS)), ids=PARTS)
-def test_an_expectation_that_is_not_a_rows_is_refused_before_it_is_sent(number: int) -> None:
-    found = list(taught().tensors)
-    short, other = list(found), list(found)
-    short[number] = short[number][:11]
-    other[number] = other[number].half()
-    _check_own(4, torch.arange(12), taught(), AHEAD)
-
-    for spoilt, words in ((short, r"\[11[],].* every row"), (other, r"float16\].* every row")):
-        with pytest.raises(BorderError, match=words):
-            _check_own(4, torch.arange(12), HiddenStates.of(spoilt), AHEAD)
-    with pytest.raises(BorderError, match=r"\[12, 5, bfloat16\]; every row of this training has 12, .*int64"):
-        _check_own(4, torch.arange(12), states(), AHEAD)
 
 
 def test_states_that_are_not_finite_are_refused_though_they_came_as_they_were_sent() -> None:

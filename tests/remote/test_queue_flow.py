@@ -81,14 +81,3 @@ def test_what_came_ahead_of_a_stop_is_counted_and_what_was_computed_is_not_sent(
     num_sent = len(batches(events, "sent"))
     assert num_sent == ENOUGH + left <= ENOUGH + CAPACITY
     assert batches(events, "unwanted") == [num_sent]
-
-
-@pytest.mark.parametrize(("scene", "num_tensors"), [("full", 2), ("taught", 5)])
-def test_whatever_the_loss_reads_of_the_target_arrives_bit_for_bit(
-    tmp_path: Path, scene: str, num_tensors: int
-) -> None:
-    events = [event for event in flow(tmp_path, scene) if event["what"] == "taken"]
-
-    assert [event["batch"] for event in events] == list(range(NUM_BATCHES))
-    assert {event["tensors"] for event in events} == {num_tensors}
-    assert all(event["as_sent"] for event in events)

@@ -200,26 +200,6 @@ def test_ranks_train_to_the_losses_of_one_process(
         assert set(ended.values(rank, "queue_capacity")) == {roles.queue}
 
 
-@pytest.mark.slow  # two or three processes
-@pytest.mark.parametrize("roles", [RolesSpec(1, 1, 2), RolesSpec(1, 2, 1)], ids=["1+1", "1+2"])
-def test_what_a_target_rank_expects_trains_drafters_to_the_losses_of_one_process_with_the_target_beside(
-    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, roles: RolesSpec
-) -> None:
-    loss, num_steps = {"terms": {"ce": 1.0, "kl": 0.15}}, 10
-    beside = spec_of(tiny_target_spec, tiny_drafter_spec, roles=RolesSpec(), num_steps=num_steps, loss=loss)
-    job = make_job(tmp_path / "alone", beside)
-    assert train(job, StopWish()) == "succeeded"
-
-    ended = launch(
-        tmp_path / "ranks",
-        replace(beside, roles=roles, life=replace(beside.life, num_gpus=roles.target + roles.drafter)),
-    )
-
-    assert ended.status == 0, ended.output
-    assert losses(ended.run) == pytest.approx(losses(job.run), rel=TOLERANCE)
-    assert len(losses(ended.run)) == num_steps
-
-
 @pytest.mark.slow  # three processes
 def test_a_rank_whose_rows_teach_nothing_takes_part_with_zero_weight(
     tmp_path: Path, tiny_target_spec, tiny_drafter_spec
@@ -261,11 +241,7 @@ def test_a_number_that_is_not_finite_on_one_drafter_ends_both_after_the_same_ste
 @pytest.mark.parametrize(
     ("wishes", "culprit", "words"),
     [
-        (
-            {"spoil": "rows"},
-            1,
-            "micro-batch 0: tokens, features and what is known of the target are 96, [95, 144, float32]",
-        ),
+        ({"spoil": "rows"}, 1, "micro-batch 0: tokens, features and last hidden states are 96, [95, 144, float32]"),
         ({"spoil": "values"}, 0, "micro-batch 0 from rank 1 (target 0): 16 of 32 sampled hidden states are not finite"),
         ({"spoil": "ids"}, 0, "micro-batch 0 from rank 1 (target 0): token 1000000; the vocabulary runs from 0 to 259"),
         ({"early": 3}, 0, "micro-batch 3 from rank 1 (target 0) was granted, and that rank ended before it"),

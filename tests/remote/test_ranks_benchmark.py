@@ -26,8 +26,6 @@ def test_every_part_of_the_two_card_benchmark_gives_its_row(tmp_path: Path) -> N
     rows = [json.loads(line) for line in (tmp_path / "out" / "ranks.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["part"] for row in rows] == ["machine", "transfer", "alone", "queued", "shared"]
     by_part = {row["part"]: row for row in rows}
-    assert by_part["transfer"]["batch_bytes"] == 96 * (
-        6 * 48 * 4 + 16
-    )  # S · (K + 1) · H float32 numbers and three more: the loss reads the target
+    assert by_part["transfer"]["batch_bytes"] == 96 * 6 * 48 * 4  # S · (K + 1) · H float32 numbers
     assert by_part["queued"]["transfer_ms"] > 0
     assert by_part["shared"]["times_one"] > 0

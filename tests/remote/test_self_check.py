@@ -19,9 +19,10 @@ from remote.drafter.kernels.adamw import Stored
 from remote.drafter.keys import KeyValues
 from remote.drafter.model import DFlashDrafter, DraftCache
 from remote.drafter.self_check import Trial, Verdict
+from remote.drafter.teacher import Expectation, expect
 from remote.drafter.workbench import Checks
 from remote.report import UserFault
-from remote.spec import DFlashSpec
+from remote.spec import DFlashSpec, LossSpec
 from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
 from tests.remote.packed import relative_error
 from tests.remote.specs import tiny_spec
@@ -275,6 +276,24 @@ def test_a_broken_kernel_of_any_kind_is_refused(monkeypatch: pytest.MonkeyPatch,
     refused = self_check.judge(trials_of(SPEC, torch.float32), CPU, torch.float32)
     assert not refused.is_passed
     assert "is allowed" in refused.reason, "it computed, and wrongly"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize("share", [0.0, 2.0])
+def test_a_wrong_expectation_is_refused(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """In bfloat16, and with little weight on the target: the plain side must have no part in what is checked."""
+    spec = replace(SPEC, loss=LossSpec(terms={"ce": 1.0, "kl": 0.15}))
+    assert self_check.judge(self_check.kernel_trials(spec, CPU, torch.bfloat16), CPU, torch.bfloat16).is_passed
+
+    def wrong(last_hidden_SH: Tensor, head_VH: Tensor) -> Expectation:
+        made = expect(last_hidden_SH, head_VH)
+        return replace(made, rest_SH=made.rest_SH * share)
+
+    monkeypatch.setattr(self_check, "expect", wrong)
+    refused = self_check.judge(self_check.kernel_trials(spec, CPU, torch.bfloat16), CPU, torch.bfloat16)
+    assert not refused.is_passed
+    assert "is allowed" in refused.reason
 
 
 @pytest.mark.slow

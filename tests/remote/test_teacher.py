@@ -15,6 +15,7 @@ from remote.drafter import teacher
 from remote.drafter.loss import drafter_loss
 from remote.drafter.teacher import Expectation, expect, teacher_of, tensors_of
 from remote.spec import LossSpec
+from tests.remote.cuda import needs_cuda
 from tests.remote.loss_oracle import random_case
 from tests.remote.packed import blocks_of, packed_row, relative_error
 
@@ -121,3 +122,32 @@ def test_in_bfloat16_an_expectation_costs_the_gradient_no_more_than_the_logits_w
     ahead = relative_error(gradient(expect(last, head), head, torch.bfloat16), exact)
 
     assert ahead < max(0.005, 1.25 * by_logits)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_triton")
+def test_a_drafter_that_says_what_the_target_says_has_no_divergence_from_it_in_bfloat16() -> None:
+    """Of every slot, not of their mean; and where nothing is to be learnt the gradient is next to nothing."""
+    check_equal_to_the_target(torch.device("cpu"))
+
+
+@needs_cuda
+def test_a_drafter_that_says_what_the_target_says_has_no_divergence_from_it_on_cuda() -> None:
+    """Where the shares go in two halves."""
+    check_equal_to_the_target(torch.device("cuda"))
+
+
+def check_equal_to_the_target(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    head = torch.randn(4000, 128, generator=generator) + 0.7 * torch.randn(1, 128, generator=generator)
+    hidden, head = (
+        (tensor * 128**-0.25).to(device, torch.bfloat16) for tensor in (torch.randn(64, 128, generator=generator), head)
+    )
+    found, logits = expect(hidden, head), hidden.double() @ head.double().T
+
+    best_logit = logits.gather(1, found.best_S[:, None])[:, 0]
+    soft_ce = found.soft_ce(logits.logsumexp(-1), best_logit, found.rest_logit(hidden))
+
+    assert float((soft_ce - found.entropy_S).abs().max()) < 1e-3
+    p = logits.softmax(-1).scatter(1, found.best_S[:, None], 0.0)
+    assert relative_error(found.rest_SH, p @ head.double()) < 1e-4

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from remote import wire
-from remote.drafter import checkpoint, hidden, real_rows, self_check, synthetic, target_rank, teacher, workbench
+from remote.drafter import checkpoint, hidden, real_rows, self_check, synthetic, teacher, workbench
 from remote.drafter import train as training
 from remote.drafter.blocks import join_rows
 from remote.drafter.checkpoint import CheckpointError
@@ -162,7 +162,7 @@ def test_a_target_beside_the_drafter_is_never_asked_what_it_expects(
     def never(*_: object) -> Expectation:
         raise AssertionError("nobody reads an expectation here")
 
-    for module in (teacher, hidden, target_rank, real_rows, self_check):
+    for module in (teacher, hidden, real_rows, self_check):
         monkeypatch.setattr(module, "expect", never)
     spec = tiny_job_spec(
         tiny_target_spec,

@@ -91,12 +91,13 @@ def cross_entropy_gradient(
     caller adds the rest. Without a target's rows None comes back, and without them or `best` there is no soft part; without
     `out_MV` no gradient is written. `out_MV` may be `in_their_place(logits_MV, ...)`: the logits are lost then.
     """
+    assert target is None or best is None, "one target, known in one way"
+    if target is None and out_MV is None:
+        return None
     if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
         return cross_entropy_gradient_reference(
             logits_MV, log_sum_M, label_M, weight_M, hard=hard, soft=soft, target=target, best=best, out_MV=out_MV
         )
-    if target is None and out_MV is None:
-        return None
     num_rows, vocab = logits_MV.shape
     soft_ce = torch.empty_like(log_sum_M)
     rows = target or TargetRows(logits_MV, log_sum_M, label_M)
