@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
@@ -24,3 +26,15 @@ def needs_cuda(test: Test) -> Test:
     ):
         test = mark(test)
     return test
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Any wait for the device in here is an error. Torch's warning that this mode is new comes once a process: it is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -24,7 +24,7 @@ from remote.drafter.model import Checkpointing, DFlashDrafter
 from remote.drafter.step import assemble, run_step
 from remote.report import UserFault
 from remote.spec import DFlashSpec, DrafterSpec, LossSpec
-from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
+from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda, never_waiting
 from tests.remote.interpreter import launched
 from tests.remote.packed import blocks_of, packed_row, relative_error
 from tests.remote.specs import tiny_spec
@@ -200,11 +200,8 @@ def test_other_lengths_and_anchors_compile_nothing_anew_and_nothing_waits() -> N
     before = [len(kernel.device_caches[0][0]) for kernel in kernels]
     others = [batches(size, slots) for size, slots in ((511, 64), (480, 33), (333, 7))]
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         for number, micro_batches in enumerate(others, start=2):
             run_step(number, micro_batches, bench)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
     assert [len(kernel.device_caches[0][0]) for kernel in kernels] == before

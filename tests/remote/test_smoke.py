@@ -18,6 +18,7 @@ from remote.drafter.smoke import RungFailed, run_rung
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
 from remote.drafter.workbench import Workbench
 from remote.spec import DFlashSpec, num_drafter_parameters
+from tests.remote.cuda import needs_cuda, never_waiting
 from tests.remote.jobs import events, make_job, make_run, run_job
 from tests.remote.specs import tiny_spec
 
@@ -299,8 +300,7 @@ def test_an_unknown_rung_is_one_clear_line(tmp_path: Path) -> None:
         climb(job, ["fdw"], cap_bytes=None)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@needs_cuda
 def test_a_cap_stands_in_for_a_smaller_card_and_its_out_of_memory_is_kept_whole(tmp_path: Path) -> None:
     spec = tiny_spec(
         target={"vocab_size": 32_000},
@@ -327,8 +327,7 @@ def test_a_cap_stands_in_for_a_smaller_card_and_its_out_of_memory_is_kept_whole(
     assert failure.fields["facts"]["capacity_bytes"] > failure.fields["facts"]["peak_allocated_bytes"] > 0
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@needs_cuda
 def test_on_a_cuda_card_a_whole_step_never_waits_for_the_device() -> None:
     device = torch.device("cuda", 0)
     spec = tiny_spec(
@@ -343,11 +342,8 @@ def test_on_a_cuda_card_a_whole_step_never_waits_for_the_device() -> None:
     micro_batches = [assemble(batch, bench, num_slots=6) for batch in batches]
     run_step(1, micro_batches, bench)
 
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         run_step(2, micro_batches, bench)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
     assert bench.optimizer.latch.read() is None
 
