@@ -25,7 +25,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the length
 
 
-FEW_ROWS = 64  # of hidden states; more than a pass over a drafted block or a small tree asks the head for
+FEW_ROWS = 32  # of hidden states: as many as were measured to gain by `head_product`'s other way round; 48 do not
 
 CosSin = tuple[Tensor, Tensor]  # rotary factors, [B, 1, Q, d] each
 
@@ -249,7 +249,8 @@ def head_product(hidden: Tensor, head_VH: Tensor) -> Tensor:
     """hidden · headᵀ, [..., V] in the head's dtype.
 
     A few float32 rows on a processor are computed as head · hiddenᵀ: the BLAS of torch (MKL 2024.2) packs its right-hand
-    matrix, and for seven rows to pack a vocabulary of 49,152 took twice the time of the product itself.
+    matrix, and for seven rows to pack a vocabulary of 49,152 took twice the time of the product itself. Measured on two
+    cores of an x86 EPYC alone: under another BLAS (OpenBLAS, ARM) nobody has looked whether it gains.
     """
     num_rows = hidden.numel() // hidden.shape[-1]
     is_few = 1 < num_rows <= FEW_ROWS and head_VH.device.type == "cpu" and head_VH.dtype == torch.float32

@@ -176,3 +176,15 @@ def test_the_product_with_the_head_is_one_whatever_the_number_of_rows(shape, dty
     tolerance = 1e-5 if dtype != torch.bfloat16 else 3e-2
     expected = hidden.double() @ head.double().T
     torch.testing.assert_close(logits.double(), expected, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize(("num_rows", "is_turned"), [(1, False), (2, True), (32, True), (33, False)])
+def test_the_product_with_the_head_is_turned_round_for_as_many_rows_as_were_measured(num_rows, is_turned, monkeypatch):
+    """Beyond them it gains nothing and holds the logits twice."""
+    straight = []
+    true_linear = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *given: straight.append(1) or true_linear(*given))
+
+    head_product(torch.ones(num_rows, 4), torch.ones(5, 4))
+
+    assert bool(straight) is not is_turned
