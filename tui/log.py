@@ -7,6 +7,7 @@ line that was in sight in its place; so does a jump to a search result.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -17,9 +18,10 @@ from textual.widgets import Input
 
 from orchestrator.actions.log_text import ERRORS
 from orchestrator.errors import UsageError
+from orchestrator.store.reads import Reader
 from orchestrator.store.rows import State
 from tui.field import Field
-from tui.log_page import LogAsk, LogPage, search_log
+from tui.log_page import Found, LogAsk, LogPage, search_log
 from tui.log_sheet import LogSheet
 from tui.ordering import TROUBLE, refusal
 from tui.painted import Rows
@@ -215,11 +217,10 @@ class LogPane(Rows):
             return
         while True:
             try:
-                reader = await self.app.reading.do(lambda room: room.reader)  # type: ignore[attr-defined]
                 step = partial(
-                    search_log, reader, page, pattern, after=position, backwards=backwards, searcher=searcher
+                    search_log, page=page, pattern=pattern, after=position, backwards=backwards, searcher=searcher
                 )
-                found = await beside(step)
+                found = await beside(partial(_with_reader, self.app.reading.open_reader, step))  # type: ignore[attr-defined]
             except TooSlow as error:
                 self._give_up(pattern, error)
                 return
@@ -254,6 +255,12 @@ class LogPane(Rows):
         if self._pattern and self._pattern != ERRORS:
             pieces.append((f"  / {self._pattern}", "accent"))
         return [*pieces, (f"  {self._said}", "warn")] if self._said else pieces
+
+
+def _with_reader(open_reader: Callable[[], Reader], step: Callable[[Reader], Found]) -> Found:
+    """With a reader of its own: that of the screens is its thread's alone."""
+    with open_reader() as reader:
+        return step(reader)
 
 
 def _spans(pattern: re.Pattern[str], text: str) -> list[Span]:

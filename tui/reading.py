@@ -52,6 +52,7 @@ def _settle(future: Future[Result], job: Callable[[], Result]) -> None:
 class ReadingThread:
     def __init__(self, room: Room) -> None:
         self._room = room
+        self.open_reader = room.open_reader  # of a thread beside it, which closes it
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="draftyard-reading", daemon=True)
         self._thread.start()

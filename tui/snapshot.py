@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,9 @@ class Room:
     ) -> None:
         """`give_way` is called again and again while it reads, with the seconds that it may still stand still in that reading,
         and returns what is left of them."""
-        self._path, self._places = db_path, places
+        self._places = places
+        open_one = partial(Reader, db_path) if places is None else partial(history.open_reader, places)
+        self.open_reader = partial(open_one, busy_timeout_s=BUSY_TIMEOUT_S)  # also for who reads beside this thread
         self._give_way, self._may_stand_s = give_way, 0.0
         self._reader: Reader | None = None
         self._place, self._is_another, self._was_replaced = Place(db_path), False, False
@@ -179,9 +182,7 @@ class Room:
         """Before every question to the database, and every so many steps of one, whoever is in a hurry goes first."""
         self._may_stand_s = READER_WAIT_S
         if self._give_way is not None:
-            with reader.database.sqlite() as connection:
-                connection.set_trace_callback(self._stand)
-                connection.set_progress_handler(self._stand, STEPS)
+            reader.give_way(self._stand, steps=STEPS)
 
     def _stand(self, _sql: str = "") -> None:
         assert self._give_way is not None
@@ -191,11 +192,7 @@ class Room:
     def reader(self) -> Reader:
         """Opened when first needed, in the thread that reads."""
         if self._reader is None:
-            self._reader = (
-                Reader(self._path, busy_timeout_s=BUSY_TIMEOUT_S)
-                if self._places is None
-                else history.open_reader(self._places, busy_timeout_s=BUSY_TIMEOUT_S)
-            )
+            self._reader = self.open_reader()
         return self._reader
 
     def _look_at_place(self) -> None:

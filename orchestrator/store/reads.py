@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -49,7 +50,7 @@ SecretsOf = Callable[["Reader", str], Collection[str]]  # run id -> values
 
 
 class Reader:
-    """Reads of one database. Threads may share it; the TUI gives each worker its own all the same."""
+    """Reads of one database. Threads may share it until it gives way: then it is its own thread's alone."""
 
     def __init__(
         self, path: Path, *, busy_timeout_s: float = migrations.BUSY_TIMEOUT_S, secrets_of: SecretsOf | None = None
@@ -58,10 +59,27 @@ class Reader:
         self.path = path
         self.logs = LogFolder(path.parent / "logs", *([partial(secrets_of, self)] if secrets_of else []))
         # A screen would rather miss a tick than wait for a database that is locked.
-        self.database = ReadConnection(path, busy_timeout_s=busy_timeout_s)
+        self._database = ReadConnection(path, busy_timeout_s=busy_timeout_s)
+        self._its_thread: int | None = None
+
+    @property
+    def database(self) -> ReadConnection:
+        assert self._its_thread in (None, threading.get_ident()), "one that gives way is its own thread's alone"
+        return self._database
+
+    def give_way(self, stand: Callable[..., None], *, steps: int) -> None:
+        """`stand` is called before each question, and every so many steps of one.
+
+        SQLite calls it while it holds the connection: a second thread would wait for that with Python's lock in its hands, and both
+        for ever. So this thread is the only one that may ask from now on.
+        """
+        with self.database.sqlite() as connection:
+            connection.set_trace_callback(stand)
+            connection.set_progress_handler(stand, steps)
+        self._its_thread = threading.get_ident()
 
     def close(self) -> None:
-        self.database.close()
+        self._database.close()
 
     def __enter__(self) -> Reader:
         return self
