@@ -110,7 +110,8 @@ def _protocol_lines(protocol: Mapping[str, Any], width: int) -> list[Line]:
 def _way_name(row: EvaluationRow) -> str:
     told = row.protocol
     budget = f" of {told['budget']}" if told.get("budget") else ""
-    return f"{told.get('drafter', '')} {told.get('method', 'chain')}{budget}".strip()
+    followed = ", followed" if str(told.get("rounds", "")).startswith("followed") else ""
+    return f"{told.get('drafter', '')} {told.get('method', 'chain')}{budget}{followed}".strip()
 
 
 def _interval(row: EvaluationRow, name: str, *, sign: str = "") -> str:
@@ -127,4 +128,6 @@ def _number(row: EvaluationRow, name: str) -> float | None:
 
 
 def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
+    """What of the two ways of measuring is unlike; how the untrained drafter beside it was measured is another row's."""
+    names = [name for name in {**left, **right} if name != "untrained_rounds"]
+    return [name for name in names if left.get(name) != right.get(name)]

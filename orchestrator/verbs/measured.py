@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.store.acceptance import Decoded
 
 
-_DECODED = ("accepted [95 %]", "speed [95 %]", "as plain", "ties", "wrong")
-_TEXTS = (
-    "as plain, ties, wrong: texts equal to plain decoding's, unequal at a near tie of two tokens, unequal otherwise"
-)
+_DECODED = ("accepted [95 %]", "speed [95 %]", "same", "tie", "bad")  # narrow: 80 columns
+_TEXTS = "same, tie, bad: texts equal to plain decoding's, unequal at a near tie of two tokens, unequal otherwise"
 
 
 def ladder(page: RunPage, width: int) -> list[str]:
@@ -71,7 +69,7 @@ def evaluations(page: RunPage, width: int) -> list[str]:
     known = [row for row in rows if _real(row.values, "acceptance_length") is not None]
     lines = [heading("Acceptance, tokens a round" + (f" at step {newest.step}" if newest.step is not None else ""))]
     if known:
-        columns = [Column("decoded by"), *(Column(name, is_number=True) for name in _DECODED)]
+        columns = [Column("way"), *(Column(name, is_number=True) for name in _DECODED)]
         lines += table(columns, [_way(row) for row in known], width=width)
         lines += wrapped(_TEXTS, width)
         if newest.protocol.get("device") == "cpu":
@@ -96,13 +94,15 @@ def worth(decoded: Sequence[Mapping[str, Decoded]], run_ids: Sequence[str], *, w
             others.update(differs or ())
             row.append((_spanned(run[way]) + ("*" if differs else "")) if way in run else "-")
         rows.append(row)
-    columns = [Column("decoded by"), *(Column(run_id, is_number=True) for run_id in run_ids)]
+    columns = [Column("way"), *(Column(run_id, is_number=True) for run_id in run_ids)]
     note = [f"* measured with another {', '.join(sorted(others))}: not to be compared"] if others else []
     return [heading("Acceptance, tokens a round [95 %]"), *table(columns, rows, width=width), *note]
 
 
 def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
+    """What of the two ways of measuring is unlike; how the untrained drafter beside it was measured is another row's."""
+    names = [name for name in {**left, **right} if name != "untrained_rounds"]
+    return [name for name in names if left.get(name) != right.get(name)]
 
 
 def _spanned(seen: Decoded) -> str:
@@ -224,9 +224,10 @@ def _way(row: EvaluationRow) -> list[str | Cell]:
     protocol, values = row.protocol, row.values
     budget = f" of {protocol['budget']}" if protocol.get("budget") else ""
     name = f"{protocol.get('drafter', '')} {protocol.get('method', '')}{budget}".strip()
+    followed = ", followed" if str(protocol.get("rounds", "")).startswith("followed") else ""
     wrong = _real(values, "mismatches")
     return [
-        name,
+        name + followed,
         f"{_real(values, 'acceptance_length') or 0:.2f} {_interval(values, 'acceptance_length')}",
         f"x{values['speed_up']:.2f} {_interval(values, 'speed_up')}"
         if isinstance(values.get("speed_up"), float)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SILENT_S = 2.0
 PLAIN_LINE_EVERY_S = 10.0
 BAR_WIDTH = 20
+FEWEST_UNITS = 5  # of a part whose time left is told: fewer (of loading, of a conversion) are unlike each other
+LATE_S = 5.0  # reports of a remote host come in bundles: no wait shorter than this means that a unit takes long
 
 
 class Progress:
@@ -37,31 +39,33 @@ class Progress:
         self._clock = clock
         self._began_s = clock()
         self._last_s = self._began_s - PLAIN_LINE_EVERY_S
-        self._last_stage = self._last_text = ""
+        self._last_stage = self._last_news = ""
         self._is_drawn = False
         self._pace: _Pace | None = None
 
-    def show(self, text: str, *, stage: str = "") -> None:
-        """`stage`: a new one is always worth a plain line."""
+    def show(self, text: str, *, stage: str = "", news: str | None = None) -> None:
+        """`stage`: a new one is always worth a plain line. `news`: what of the text makes it another one, by default all."""
         now_s = self._clock()
         if self._is_quiet or now_s - self._began_s < SILENT_S:
             return
         text = inert(text)
+        news = text if news is None else news
         if self._is_live:
             click.echo(f"\r\x1b[2K{cut(text, self._width - 1)}", err=True, nl=False, color=True)
             self._is_drawn = True
-        elif stage != self._last_stage or (text != self._last_text and now_s - self._last_s >= PLAIN_LINE_EVERY_S):
+        elif stage != self._last_stage or (news != self._last_news and now_s - self._last_s >= PLAIN_LINE_EVERY_S):
             click.echo(text, err=True)
-            self._last_s, self._last_stage, self._last_text = now_s, stage, text
+            self._last_s, self._last_stage, self._last_news = now_s, stage, news
 
     def moment(self, moment: Moment) -> None:
         """A run as it stands."""
-        left_s = None
+        left_s, now_s = None, self._clock()
         if (row := moment.progress) is not None:
             if self._pace is None or not self._pace.is_of(row):
-                self._pace = _Pace(row, self._clock())
-            left_s = self._pace.left_s(row, self._clock())
-        self.show(moment_text(moment, left_s), stage=moment.run.stage or str(moment.run.state))
+                self._pace = _Pace(row, now_s)
+            left_s = self._pace.left_s(row, now_s)
+        stage = moment.run.stage or str(moment.run.state)
+        self.show(moment_text(moment, left_s), stage=stage, news=moment_text(moment))  # a countdown is no news
 
     def end(self) -> None:
         """Leaves a clean line for whatever comes next."""
@@ -71,11 +75,16 @@ class Progress:
 
 
 class _Pace:
-    """How fast the work goes that a job tells of beside its steps, from when it was first seen here."""
+    """How fast the work goes that a job tells of beside its steps, from the first report of it that was seen here.
+
+    A unit's time is the host's, from report to report: when it was looked at here says nothing of when it began. What has
+    gone by since the newest report is counted by our own clock, as the host's may be another.
+    """
 
     def __init__(self, row: ProgressRow, now_s: float) -> None:
         self._first, self._newest = row, row
-        self._first_s = self._newest_s = now_s
+        self._seen_s = now_s  # our clock at the newest report
+        self._num_newest = 0.0  # units that the newest report brought
 
     def is_of(self, row: ProgressRow) -> bool:
         first, newest = self._first, self._newest
@@ -83,13 +92,18 @@ class _Pace:
         return is_same and row.done >= newest.done
 
     def left_s(self, row: ProgressRow, now_s: float) -> float | None:
-        """Seconds to its last unit, as they were when the newest one was done."""
+        """Seconds from now to its last unit; None before a pace is known, and once a unit takes twice as long."""
         if row.done > self._newest.done:
-            self._newest, self._newest_s = row, now_s
-        num_seen = self._newest.done - self._first.done
-        if row.total is None or num_seen <= 0 or row.done >= row.total:
+            self._num_newest = row.done - self._newest.done
+            self._newest, self._seen_s = row, now_s
+        num_seen, seen_s = self._newest.done - self._first.done, self._newest.at_s - self._first.at_s
+        if row.total is None or row.total < FEWEST_UNITS or num_seen <= 0 or seen_s <= 0 or row.done >= row.total:
             return None
-        return (self._newest_s - self._first_s) / num_seen * (row.total - row.done)
+        unit_s, waited_s = seen_s / num_seen, now_s - self._seen_s
+        if waited_s > max(2 * unit_s * self._num_newest, LATE_S):
+            return None
+        left_s = unit_s * (row.total - row.done) - waited_s
+        return left_s if left_s > 0 else None
 
 
 def moment_text(moment: Moment, part_left_s: float | None = None) -> str:

@@ -4,7 +4,7 @@ The plain decode is made once and serves every drafter: as the clock, as the tex
 reproduce, and as the answers of the offline estimates. A drafted text may differ only where two tokens
 are so near that the rounding of a wider pass decides; such a place is counted and explained, any other
 is counted as a mismatch. The untrained drafter only says what training was worth: its rounds are followed
-along the plain text, which gives what decoding would accept for a fraction of the passes, and no clock.
+along the plain text, which gives the same as decoding but for near ties, for a fraction of the passes, and no clock.
 Each distinct prompt counts once. Prompts whose plain text runs in circles, or is a single token that leaves
 nothing to draft, are counted and left out everywhere.
 
@@ -16,10 +16,11 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,7 +38,11 @@ from remote.spec import DFlashSpec
 # Two logits closer than this may change places when the same token is computed in a wider pass. Float32:
 # ten times what a few hundred positions of SmolLM2 differed by; bfloat16 keeps 8 bits of logits near 30.
 NEAR_TIE_LOGITS = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+FOLLOWED = "followed along the plain text"  # how rounds were measured that no decoding made
 _LONGEST_PERIOD = 8  # tokens of the n-gram that a degenerate text repeats
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class _Run:
 
     @property
     def name(self) -> str:
-        return f"{self.drafter} chain" if self.budget is None else f"{self.drafter} tree of {self.budget} nodes"
+        return _name(self.drafter, self.budget, is_followed=self.texts is None)
 
 
 @dataclass
@@ -92,20 +97,32 @@ class _Bench:
     target: Target
     spec: DFlashSpec
     progress: Progress
-    ways: int  # of decoding each prompt, plain included
-    total: int  # texts to decode
-    done: int = 0
     num_duplicates: int = 0
     num_degenerate: int = 0
     num_undrafted: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def tick(self) -> None:
-        self.done += 1
-        self.say()
+    def telling(self, way: str, items: Sequence[_T]) -> Iterator[_T]:
+        """The items, one text each, told as they are done: each way by itself, as a text costs each another time.
 
-    def say(self) -> None:
-        self.progress("decoding held-out prompts", done=self.done, total=self.total, unit="texts")
+        The first word is said at once: what warms a way up before its first text can take long as well.
+        """
+        say = partial(self.progress, f"decoding: {way}", total=len(items), unit="texts")
+        if items:
+            say(done=0)
+        return _each(items, say)
+
+
+def _each(items: Sequence[_T], say: Callable[..., None]) -> Iterator[_T]:
+    for done, item in enumerate(items, 1):
+        yield item
+        say(done=done)
+
+
+def _name(drafter: str, budget: int | None, *, is_followed: bool = False) -> str:
+    """`trained chain`, `trained tree of 16 nodes`, `untrained chain, followed`."""
+    way = f"{drafter} chain" if budget is None else f"{drafter} tree of {budget} nodes"
+    return f"{way}, followed" if is_followed else way
 
 
 def evaluate(
@@ -124,10 +141,7 @@ def evaluate(
     budgets = sorted(spec.evaluate.tree_budgets)
     decoded = budgets if target.device.type == "cuda" else budgets[:1]
     chats, num_duplicates = _distinct(prompts, spec.evaluate.num_prompts)
-    ways = 2 + len(decoded) + spec.evaluate.compare_untrained
-    bench = _Bench(target, spec, progress, ways=ways, total=ways * len(chats))
-    bench.num_duplicates = num_duplicates
-    bench.say()
+    bench = _Bench(target, spec, progress, num_duplicates=num_duplicates)
     cases = _plain_cases(bench, chats)
     runs = [_run(bench, cases, drafter, ("trained", None))]
     runs += [_run(bench, cases, drafter, ("trained", budget)) for budget in decoded]
@@ -168,10 +182,10 @@ def is_degenerate(ids: Sequence[int]) -> bool:
 
 
 def _plain_cases(bench: _Bench, chats: Sequence[Chat]) -> list[_Case]:
-    cases = []
+    cases, told = list[_Case](), bench.telling("plain", chats)
     for chat in chats[:1]:
         decode_plain(bench.target, bench.target.prompt_ids(chat.messages), _warming(bench))
-    for number, chat in enumerate(chats, 1):
+    for number, chat in enumerate(told, 1):
         choices = bench.spec.evaluate
         setting = Setting(choices.max_new_tokens, choices.temperature, seed=bench.spec.train.seed + number)
         prompt = bench.target.prompt_ids(chat.messages)
@@ -184,11 +198,9 @@ def _plain_cases(bench: _Bench, chats: Sequence[Chat]) -> list[_Case]:
             bench.num_undrafted += 1
             reason = "its text is one token, and nothing is drafted"
         if reason is not None:
-            bench.total -= bench.ways - 1
             bench.notes.append(f"prompt {number} ({chat.family or chat.where}) is left out: {reason}")
         else:
             cases.append(_Case(number, prompt, setting, plain))
-        bench.tick()
     return cases
 
 
@@ -204,21 +216,18 @@ def _run(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter, way: tup
     options: dict[str, Any] = {}
     if budget is not None:
         decode, options = decode_tree, {"budget": budget}
-    texts = []
+    texts, told = list[Decoded](), bench.telling(_name(name, budget), cases)
     for case in cases[:1]:
         decode(bench.target, drafter, case.prompt, _warming(bench), **options)
-    for case in cases:
+    for case in told:
         texts.append(decode(bench.target, drafter, case.prompt, case.setting, **options))
-        bench.tick()
     rounds = [text.accepted for text in texts]
     return _Run(name, "chain" if budget is None else "tree", budget, rounds, texts)
 
 
 def _followed(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter) -> _Run:
-    rounds = []
-    for case in cases:
-        rounds.append(follow_chain(bench.target, drafter, case.prompt, case.plain, case.setting))
-        bench.tick()
+    told = bench.telling(_name("untrained", None, is_followed=True), cases)
+    rounds = [follow_chain(bench.target, drafter, case.prompt, case.plain, case.setting) for case in told]
     return _Run("untrained", "chain", None, rounds, texts=None)
 
 
@@ -246,7 +255,7 @@ def _run_row(bench: _Bench, cases: Sequence[_Case], run: _Run, runs: Sequence[_R
     }
     way: dict[str, Any] = {"method": run.method, "budget": run.budget, "drafter": run.drafter}
     if run.texts is None:
-        return EvaluationRow(_protocol(bench, cases, **way, rounds="followed along the plain text"), values)
+        return EvaluationRow(_protocol(bench, cases, **way, rounds=FOLLOWED), values)
     values["num_tokens"] = sum(len(text.ids) for text in run.texts)
     values |= _tokens_per_s(run.texts).values("tokens_per_s") | _speed_up(cases, run.texts).values("speed_up")
     values |= _texts_against_plain(bench, cases, run)
@@ -254,6 +263,7 @@ def _run_row(bench: _Bench, cases: Sequence[_Case], run: _Run, runs: Sequence[_R
         is_same_way = (run.method, run.budget) == (other.method, other.budget)
         if run.drafter == "trained" and other.drafter == "untrained" and is_same_way:
             values |= difference(run.lengths, other.lengths).values("over_untrained")
+            way["untrained_rounds"] = FOLLOWED if other.texts is None else "decoded"
         if run.method == "tree" and other.method == "chain" and run.drafter == other.drafter:
             values |= difference(run.lengths, other.lengths).values("over_chain")
     return EvaluationRow(_protocol(bench, cases, **way), values)

@@ -74,8 +74,8 @@ def test_a_comparison_begins_with_what_the_drafters_are_worth(store: Store, yard
     assert yard.run("compare", "best", "later") == 0
     shown = re.sub(r" +", " ", yard.out)
 
-    assert "decoded by best later\nchain 1.63 1.52\ntree of 16 3.50 -" in shown
-    assert shown.index("decoded by") < shown.index("mean of the last 100")
+    assert "way best later\nchain 1.63 1.52\ntree of 16 3.50 -" in shown
+    assert shown.index("\nway ") < shown.index("mean of the last 100")
     assert yard.json("compare", "best", "later")["decoded"][1]["chain"]["mean"] == 1.52
 
 
@@ -84,6 +84,19 @@ def test_what_was_measured_otherwise_is_marked_and_said(store: Store, yard: Yard
 
     assert "1.10*" in yard.out
     assert "* measured with another method, prompts: not to be compared" in yard.out
+
+
+def test_runs_stay_comparable_where_only_one_was_measured_beside_its_untrained_drafter(
+    store: Store, yard: Yard
+) -> None:
+    """How the untrained one was measured says nothing of the length that stands there."""
+    store.ingest(batch([_decoded(40, 1.7, untrained_rounds="followed along the plain text")], run_id="best"))
+
+    assert yard.run("compare", "best", "later") == 0
+
+    assert "1.70" in yard.out
+    assert "1.52 " in yard.out.replace("\n", " ")
+    assert "*" not in yard.out
 
 
 def test_of_an_interval_both_ends_are_shown(store: Store, yard: Yard) -> None:

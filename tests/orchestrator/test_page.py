@@ -110,6 +110,35 @@ def test_the_page_of_a_trained_run_tells_what_it_is_worth(places: Places) -> Non
     assert "draftyard evaluate kxxxaaaa" in text
 
 
+def test_a_way_that_was_followed_and_not_decoded_is_called_that_within_80_columns(places: Places) -> None:
+    run_id = _trained(places)
+    speed = {"speed_up": 0.94, "speed_up_low": 0.91, "speed_up_high": 0.97}
+    ways = [
+        ({"method": "chain", "drafter": "trained"}, _decoded(1.71, **speed)),
+        ({"method": "tree", "budget": 16, "drafter": "trained"}, _decoded(2.71, **speed)),
+        (
+            {"method": "chain", "drafter": "untrained", "rounds": "followed along the plain text"},
+            {"acceptance_length": 1.0, "acceptance_length_low": 1.0, "acceptance_length_high": 1.0},
+        ),
+    ]
+    with Store(places.db) as store:
+        told = [
+            event(413 + n, "evaluation", step=401, protocol=_protocol(**way), values=v)
+            for n, (way, v) in enumerate(ways)
+        ]
+        store.ingest(batch(told, run_id=run_id))
+
+    lines = _text(places, run_id).splitlines()
+
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("way ")) :][:4]
+    assert [line.partition("  ")[0] for line in table[1:]] == [
+        "trained chain",
+        "trained tree of 16",
+        "untrained chain, followed",
+    ]
+    assert max(map(len, table)) <= 80
+
+
 def test_the_page_sets_the_plan_against_what_was_measured(places: Places) -> None:
     text = _text(places, _trained(places))
 

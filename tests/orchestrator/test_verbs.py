@@ -258,33 +258,6 @@ def test_long_work_outside_the_steps_is_told_while_it_lasts(tmp_path: Path) -> N
     assert "hidden states [########            ] 40/100 rows" in moment_text(Moment(_run(tmp_path, step=None), {}, row))
 
 
-def test_work_outside_the_steps_tells_its_time_left_once_its_pace_is_seen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of the part that is being done, from what was seen of it; the part after it has a pace of its own."""
-    now_s = 0.0
-    places = find_places(tmp_path, {"HOME": str(tmp_path)})
-    terminal = Terminal(
-        places, wants_json=False, has_colour=False, may_ask=False, is_quiet=False, verbosity=0, width=None
-    )
-    progress, run = Progress(terminal, clock=lambda: now_s), _run(tmp_path, step=None)
-
-    def seen(at_s: float, what: str, done: float, total: float | None = 32) -> str:
-        nonlocal now_s
-        now_s = at_s
-        progress.moment(Moment(run, {}, ProgressRow("kxxxaaaa", 1, what, done, total, "texts", 60.0)))
-        return capsys.readouterr().err
-
-    assert "left" not in seen(20, "decoding", 2), "begun before it was looked at: one report has no pace"
-    assert seen(40, "decoding", 7).rstrip().endswith("7/32 texts  left 1 min 40 s")
-    assert seen(60, "decoding", 12).rstrip().endswith("12/32 texts  left 1 min 20 s")
-    assert "left" not in seen(80, "estimating", 0)
-    assert seen(100, "estimating", 31).rstrip().endswith("31/32 texts  left 0.6 s")
-    assert "left" not in seen(120, "estimating", 3), "begun anew"
-    assert "left" not in seen(140, "counting", 0, None)
-    assert "left" not in seen(160, "counting", 9, None)
-
-
 def test_progress_is_plain_lines_where_nobody_sees_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,7 +119,14 @@ def test_the_untrained_drafter_is_followed_along_the_plain_text_and_not_decoded_
     assert found.values["num_rounds"] == sum(map(len, decoded))
     assert found.values["acceptance_length"] == pytest.approx(sum(sum(a) / len(a) for a in decoded) / 5)
     assert not {"tokens_per_s", "speed_up", "texts_equal", "near_ties", "mismatches"} & set(found.values)
-    assert "untrained chain: " in evaluation.summary
+    assert "untrained chain, followed: " in evaluation.summary
+
+
+@pytest.mark.slow
+def test_a_row_that_is_compared_with_the_untrained_drafter_says_how_that_was_measured(evaluation):
+    for found in evaluation.rows:
+        told = found.protocol.get("untrained_rounds")
+        assert told == ("followed along the plain text" if "over_untrained" in found.values else None)
 
 
 @pytest.mark.slow
@@ -202,7 +209,7 @@ def test_texts_that_run_in_circles_are_counted_and_left_out(drafter, tiny_target
 
 
 def test_a_difference_that_is_no_near_tie_is_a_mismatch_and_says_so(drafter, tiny_target, spec, chats):
-    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None, ways=1, total=1)
+    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None)
     prompt = tiny_target.prompt_ids(chats[0].messages)
     plain = decode_plain(tiny_target, prompt, Setting(8))
     wrong = Decoded((*plain.ids[:3], (plain.ids[3] + 1) % 260, *plain.ids[4:]), plain.accepted, 1.0, 7)
@@ -230,7 +237,7 @@ def test_a_difference_at_a_near_tie_is_counted_and_explained(drafter, tiny_targe
     place = next(i for i, token in enumerate(plain.ids) if token in (first, other))
     swapped = {first: other, other: first}[plain.ids[place]]
     text = replace(plain, ids=(*plain.ids[:place], swapped, *plain.ids[place + 1 :]))
-    bench = evaluation_room._Bench(target, spec, lambda *a, **k: None, ways=1, total=1)
+    bench = evaluation_room._Bench(target, spec, lambda *a, **k: None)
     case = evaluation_room._Case(1, prompt, Setting(8), plain)
 
     counts = evaluation_room._texts_against_plain(
@@ -247,7 +254,7 @@ def test_a_drafted_text_that_only_begins_like_the_plain_one_is_a_mismatch(
     drafter, tiny_target, spec, chats, kept, limit
 ):
     """No two tokens part there, so no rounding explains it; and the other way round, a text that goes on too long."""
-    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None, ways=1, total=1)
+    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None)
     prompt = tiny_target.prompt_ids(chats[0].messages)
     plain = decode_plain(tiny_target, prompt, Setting(8))
     short = replace(plain, ids=plain.ids[:kept])
@@ -262,7 +269,7 @@ def test_a_drafted_text_that_only_begins_like_the_plain_one_is_a_mismatch(
 
 
 def test_a_text_cut_by_the_token_limit_is_the_plain_one(drafter, tiny_target, spec, chats):
-    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None, ways=1, total=1)
+    bench = evaluation_room._Bench(tiny_target, spec, lambda *a, **k: None)
     prompt = tiny_target.prompt_ids(chats[0].messages)
     plain = decode_plain(tiny_target, prompt, Setting(8))
     case = evaluation_room._Case(1, prompt, Setting(3), plain)
@@ -335,12 +342,51 @@ def test_an_evaluation_says_how_far_it_is_before_the_first_text_and_after_the_la
     def progress(what, *, done, total, unit):
         said.append((what, done, total, unit))
 
-    evaluate(drafter, tiny_target, spec, prompts=chats, progress=progress)
+    num_said = []
 
-    assert said[0] == ("decoding held-out prompts", 0, 20, "texts")
+    def counting(way):
+        return lambda *given, **options: num_said.append(len(said)) or way(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for way in (decode_plain, decode_chain):
+            patch.setattr(evaluation_room, way.__name__, counting(way))
+        evaluate(drafter, tiny_target, spec, prompts=chats, progress=progress)
+
+    assert said[0] == ("decoding: plain", 0, 5, "texts")
+    assert num_said[0] == 1, "said before the two rounds that warm it up"
+    assert num_said[6] == 7, "and so of the next way"
     estimates = [(done, unit) for what, done, total, unit in said if what == "estimating acceptance"]
     assert estimates == [(done, "texts") for done in range(len(estimates))]
     assert said[-1][1] == said[-1][2]
+
+
+@pytest.mark.slow
+def test_every_way_of_decoding_tells_its_own_count_of_texts(drafter, tiny_target, spec, chats):
+    """A text costs one way three times what it costs another: one count over all would have no pace."""
+    said: dict[str, list[tuple[int, int]]] = {}
+    circling = tiny_target.prompt_ids(chats[2].messages)
+
+    def decoded(target, prompt, setting):
+        text = decode_plain(target, prompt, setting)
+        return replace(text, ids=[7] * 32) if prompt == circling else text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation_room, "decode_plain", decoded)
+        evaluate(
+            drafter,
+            tiny_target,
+            spec,
+            prompts=chats[:3],
+            progress=lambda what, *, done, total, unit: said.setdefault(what, []).append((done, total)),
+        )
+
+    assert said.pop("estimating acceptance")
+    assert said == {
+        "decoding: plain": [(0, 3), (1, 3), (2, 3), (3, 3)],
+        "decoding: trained chain": [(0, 2), (1, 2), (2, 2)],
+        "decoding: trained tree of 4 nodes": [(0, 2), (1, 2), (2, 2)],
+        "decoding: untrained chain, followed": [(0, 2), (1, 2), (2, 2)],
+    }
 
 
 @pytest.mark.parametrize(

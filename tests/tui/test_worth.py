@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.store.acceptance import Decoded
 from orchestrator.store.reads import Reader
+from orchestrator.store.rows import EvaluationRow
 from tests.tui.world import NOW_S
 from tests.tui.yard import DONE, LIVE
 from tui.chart import Look
@@ -14,7 +15,7 @@ from tui.detail import RunDetail, read_detail
 from tui.overview import overview_lines
 from tui.pieces import text_of
 from tui.snapshot import CurvesAsk
-from tui.worth import worth_rows
+from tui.worth import evaluation_lines, worth_rows
 
 
 def detail_of(path: Path, run_id: str) -> RunDetail:
@@ -58,6 +59,22 @@ def test_runs_measured_alike_bear_no_mark() -> None:
     seen = Decoded(1.5, None, None, 10, {"max_tokens": 32})
 
     assert worth_rows([{"chain": seen}, {}, {"chain": seen}]) == ([("chain", ["1.50", "–", "1.50"])], "")
+
+
+def test_runs_are_measured_alike_where_only_one_was_compared_with_its_untrained_drafter() -> None:
+    plain = Decoded(1.5, None, None, 10, {"max_tokens": 32})
+    compared = dataclasses.replace(
+        plain, protocol={**plain.protocol, "untrained_rounds": "followed along the plain text"}
+    )
+
+    assert worth_rows([{"chain": plain}, {"chain": compared}]) == ([("chain", ["1.50", "1.50"])], "")
+
+
+def test_a_way_that_was_followed_and_not_decoded_is_called_that() -> None:
+    way = {"method": "chain", "drafter": "untrained", "rounds": "followed along the plain text"}
+    row = EvaluationRow("kxxxaaaa", 1, 400, way, {"acceptance_length": 1.0}, NOW_S)
+
+    assert "untrained chain, followed  1.00" in text_of(evaluation_lines([row], 78))
 
 
 def test_runs_of_one_branch_are_told_apart_by_their_ids(filled_yard: Path) -> None:
