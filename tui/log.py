@@ -7,7 +7,7 @@ line that was in sight in its place; so does a jump to a search result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -57,6 +57,7 @@ class LogPane(Rows):
         super().__init__(id=id)
         self._set_out()
         self._searcher = Searcher()
+        self._is_marking = self._must_mark_again = False
         self._state = Sheet(id="log-state")
         self.body = LogSheet(id="log-lines", classes="scrolls")
         self._box = Field(id="search", compact=True, placeholder="a regular expression, any case")
@@ -74,6 +75,8 @@ class LogPane(Rows):
         self._pattern = ""
         self._is_trusted = False  # that it ends: plain words, and ours
         self._said = ""  # about the search
+        self._sought: object = None  # the search that is wanted: one that was given up stops
+        self._marks: tuple[str, dict[str, Sequence[Span]]] = ("", {})  # a pattern and what of each line it matches
         self._has_ended = False  # nothing more will be printed
 
     def compose(self) -> ComposeResult:
@@ -141,6 +144,7 @@ class LogPane(Rows):
             self.body.focus()
         elif self._pattern:
             self._pattern = self._said = ""
+            self._sought = None
             self.body.highlight(None)
             self._state.redraw()
         else:
@@ -187,18 +191,39 @@ class LogPane(Rows):
             return
         if self._is_trusted:
             self.body.highlight(partial(_spans, re.compile(self._pattern, re.IGNORECASE)))
-        else:
-            self.body.highlight(None)
-            self.run_worker(partial(self._marking, self._pattern), group="marking", exclusive=True)  # type: ignore[arg-type]
+            return
+        if self._marks[0] != self._pattern:
+            self._marks = (self._pattern, {})
+        self.body.highlight(lambda text: self._marks[1].get(text, ()))
+        self._must_mark_again = True
+        if not self._is_marking:
+            self._is_marking = True  # from here on, not from when the worker gets its turn
+            self.run_worker(self._marking(), group="marking")
 
-    async def _marking(self, pattern: str) -> None:
+    async def _marking(self) -> None:
+        """One at a time, and another when the piece or the pattern has changed meanwhile; what is marked stays so until then."""
         try:
-            found = await beside(partial(self._searcher.spans, pattern, sorted(self.body.texts())))
+            while self._must_mark_again:
+                self._must_mark_again = False
+                pattern, known = self._marks
+                texts = self.body.texts()
+                if pattern == self._pattern and (unknown := sorted(texts - known.keys())):
+                    await self._mark_more(pattern, unknown, texts)
+        finally:
+            self._is_marking = False
+
+    async def _mark_more(self, pattern: str, unknown: Sequence[str], texts: Collection[str]) -> None:
+        try:
+            found = await beside(partial(self._searcher.spans, pattern, unknown))
         except UsageError as error:
             self._give_up(pattern, error)
+        except TROUBLE as error:
+            self._say(refusal(error))
         else:
-            if pattern == self._pattern:
-                self.body.highlight(lambda text: found.get(text, ()))
+            if pattern == self._marks[0]:
+                every = {**self._marks[1], **{text: found.get(text, ()) for text in unknown}}
+                self._marks = (pattern, {text: every[text] for text in texts if text in every})
+                self.body.redraw()
 
     def _give_up(self, pattern: str, error: UsageError) -> None:
         """It is not tried again, neither by `n` nor with what is printed next."""
@@ -207,25 +232,33 @@ class LogPane(Rows):
             self._say(str(error))
 
     def _search(self, *, after: int, backwards: bool) -> None:
-        self.run_worker(partial(self._searching, after, backwards=backwards), group="search", exclusive=True)  # type: ignore[arg-type]
+        self._sought = sought = object()
+        self.run_worker(partial(self._searching, sought, after, backwards=backwards), group="search", exclusive=True)  # type: ignore[arg-type]
 
-    async def _searching(self, after: int, *, backwards: bool) -> None:
+    async def _searching(self, sought: object, after: int, *, backwards: bool) -> None:
         """Goes through the file in steps; a new search or another key press may end it between them."""
         page, pattern, position = self._page, self._pattern, after
         searcher = None if self._is_trusted else self._searcher
         if page is None:
             return
+
+        def is_wanted() -> bool:
+            return sought is self._sought and _log_of(self._page) == _log_of(page)
+
+        search = partial(search_log, page=page, pattern=pattern, backwards=backwards, searcher=searcher)
+        open_reader = self.app.reading.open_reader  # type: ignore[attr-defined]
         while True:
             try:
-                step = partial(
-                    search_log, page=page, pattern=pattern, after=position, backwards=backwards, searcher=searcher
-                )
-                found = await beside(partial(_with_reader, self.app.reading.open_reader, step))  # type: ignore[attr-defined]
+                step = partial(search, after=position, is_wanted=is_wanted)
+                found = await beside(partial(_with_reader, open_reader, step))
             except TooSlow as error:
                 self._give_up(pattern, error)
                 return
             except TROUBLE as error:
-                self._say(refusal(error))
+                if is_wanted():
+                    self._say(refusal(error))
+                return
+            if not is_wanted():
                 return
             if found.at is not None:
                 self._say("")
@@ -255,6 +288,10 @@ class LogPane(Rows):
         if self._pattern and self._pattern != ERRORS:
             pieces.append((f"  / {self._pattern}", "accent"))
         return [*pieces, (f"  {self._said}", "warn")] if self._said else pieces
+
+
+def _log_of(page: LogPage | None) -> object:
+    return page and (page.run_id, page.attempt, page.stream)
 
 
 def _with_reader(open_reader: Callable[[], Reader], step: Callable[[Reader], Found]) -> Found:

@@ -106,26 +106,31 @@ def search_log(
     after: int,
     backwards: bool = False,
     searcher: Searcher | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Found:
     """The next line that holds the pattern (a regular expression, any case), beginning at byte `after`.
 
     One call reads at most LONGEST_SEARCH_BYTES, so that a search can be given up between calls. With a `searcher` it is tried
-    there, and TooSlow raised where it does not end. Raises UsageError for what is no regular expression.
+    there, and TooSlow raised where it does not end. `is_wanted` is asked before each block: one that is not ends where it is.
+    Raises UsageError for what is no regular expression, DraftyardError where the searcher cannot answer.
     """
     find = finder(pattern)
 
     def place(block: bytes) -> int | None:
         if searcher is not None:
-            return searcher.place(pattern, block, is_last=backwards)
+            return searcher.place(pattern, block, is_last=backwards, is_wanted=is_wanted)
         return last_of(find, block) if backwards else first_of(find, block)
 
-    return _search_back(reader, page, place, after) if backwards else _search_on(reader, page, place, after)
+    search = _search_back if backwards else _search_on
+    return search(reader, page, place, after, is_wanted)
 
 
-def _search_on(reader: Reader, page: LogPage, place: Callable[[bytes], int | None], after: int) -> Found:
+def _search_on(
+    reader: Reader, page: LogPage, place: Callable[[bytes], int | None], after: int, is_wanted: Callable[[], bool]
+) -> Found:
     offset, stop = after, after + LONGEST_SEARCH_BYTES
     size = reader.logs.size_bytes(page.run_id, page.attempt, page.stream)
-    while offset < min(size, stop):
+    while offset < min(size, stop) and is_wanted():
         block = reader.logs.read(page.run_id, page.attempt, page.stream, offset=offset, size=BLOCK_BYTES)
         whole = block[: block.rfind(b"\n") + 1] or block
         at = place(whole)
@@ -135,9 +140,11 @@ def _search_on(reader: Reader, page: LogPage, place: Callable[[bytes], int | Non
     return Found(None, offset, offset >= size)
 
 
-def _search_back(reader: Reader, page: LogPage, place: Callable[[bytes], int | None], before: int) -> Found:
+def _search_back(
+    reader: Reader, page: LogPage, place: Callable[[bytes], int | None], before: int, is_wanted: Callable[[], bool]
+) -> Found:
     end, stop = before, max(0, before - LONGEST_SEARCH_BYTES)
-    while end > stop:
+    while end > stop and is_wanted():
         start = max(0, end - BLOCK_BYTES)
         block = reader.logs.read(page.run_id, page.attempt, page.stream, offset=start, size=end - start)
         block, start = cut_to_lines(block, start, at_file_start=start == 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,12 +17,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.errors import UsageError
+from orchestrator.errors import DraftyardError, UsageError
 
 LIMIT_S = 2.0  # of processor time, for a piece of a log; a pattern that ends takes some milliseconds
 MARKING_S = 0.5  # for what is in sight
+ENDS_S = 1.0  # between the last word of the process and its end
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
 _IS_BY_NUMBER = re.compile(
     r"\\[xuUN0-7]"
@@ -32,6 +35,14 @@ Span = tuple[int, int]
 
 class TooSlow(UsageError):
     """A pattern that did not end in its time."""
+
+
+class NoAnswer(DraftyardError):
+    """The searching process could not be started, or ended by something else than its time."""
+
+
+def _always() -> bool:
+    return True
 
 
 def is_plain(pattern: str) -> bool:
@@ -77,59 +88,102 @@ def spans_of(pattern: str, texts: Sequence[str]) -> dict[str, list[Span]]:
 
 
 class Searcher:
-    """Asks the process; starts it when it is needed, and anew where a pattern has ended it. One question at a time."""
+    """Asks the process; starts it when it is needed, and anew where a pattern or anything else has ended it. One question at a
+    time. Its questions raise TooSlow and NoAnswer."""
 
     def __init__(self) -> None:
+        self._is_closed = False
         self._child: subprocess.Popen[bytes] | None = None
         self._one_at_a_time = threading.Lock()
 
-    def place(self, pattern: str, block: bytes, *, is_last: bool) -> int | None:
-        """The first or the last byte of the block where it matches. Raises TooSlow."""
+    def place(
+        self, pattern: str, block: bytes, *, is_last: bool, is_wanted: Callable[[], bool] = _always
+    ) -> int | None:
+        """The first or the last byte of the block where it matches; None too where it is wanted no more when its turn comes."""
         asked = {"pattern": pattern, "is_last": is_last, "num_bytes": len(block), "limit_s": LIMIT_S}
-        found: int | None = self._ask(asked, block)
+        found: int | None = self._ask(asked, block, is_wanted)
         return found
 
     def spans(self, pattern: str, texts: Sequence[str]) -> Mapping[str, Sequence[Span]]:
-        """`spans_of`. Raises TooSlow."""
+        """`spans_of`."""
         found: list[list[list[int]]] = self._ask({"pattern": pattern, "texts": texts, "limit_s": MARKING_S})
         return {
             text: [(first, last) for first, last in spans] for text, spans in zip(texts, found, strict=True) if spans
         }
 
     def close(self) -> None:
-        """Does not wait for a question that is still asked."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):  # what it never read
-                        pipe.close()
+        """For good. Does not wait for a question that is still asked."""
+        self._is_closed = True
+        self._end()
 
-    def _ask(self, asked: Mapping[str, object], block: bytes = b"") -> Any:
+    def _end(self) -> tuple[int, str]:
+        """Ends the process where there is one; its status and its last word."""
+        child, self._child = self._child, None
+        if child is None:
+            return 0, ""
+        child.kill()  # which does nothing to one that has ended
+        status, told = child.wait(), b""
+        with contextlib.suppress(OSError, ValueError):
+            told = child.stderr.read() if child.stderr is not None else b""
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what it never read
+                    pipe.close()
+        return status, (told.decode(errors="replace").strip().splitlines() or [""])[-1]
+
+    def _ask(self, asked: Mapping[str, object], block: bytes = b"", is_wanted: Callable[[], bool] = _always) -> Any:
         """A line of JSON and the bytes it announces; a line of JSON comes back, or nothing where its time was over."""
         with self._one_at_a_time:
-            child = self._child = self._child or _started()
-            assert child.stdin is not None
-            assert child.stdout is not None
-            line = b""
-            with contextlib.suppress(OSError):  # it has ended
-                child.stdin.write(json.dumps(asked).encode() + b"\n" + block)
-                child.stdin.flush()
-                line = child.stdout.readline()
-            if not line.endswith(b"\n"):
-                self.close()
-                told = f"the pattern takes too long: no end after {asked['limit_s']:g} s; one without a repeat in a repeat ends"
-                raise TooSlow(told)
+            if not is_wanted():
+                return None
+            question, was_there = json.dumps(asked).encode() + b"\n" + block, self._child is not None
+            line, status, told = self._answer(question)
+            if not line and was_there and status != -signal.SIGVTALRM:  # it had been ended since it was asked last
+                line, status, told = self._answer(question)
+        if line:
             return json.loads(line)
+        if status == -signal.SIGVTALRM:
+            after = f"no end after {asked['limit_s']:g} s"
+            raise TooSlow(f"the pattern takes too long: {after}; one without a repeat in a repeat ends")
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+        raise NoAnswer(f"the searching process ended {how}{told and f' ({told})'}; search again to start another")
+
+    def _answer(self, question: bytes) -> tuple[bytes, int, str]:
+        """A whole line; or none, how the process ended, and its last word."""
+        if self._is_closed:
+            raise NoAnswer("the log was left")
+        child = self._child = self._child or _started()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        line = b""
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or was closed beside us
+            child.stdin.write(question)
+            child.stdin.flush()
+            line = child.stdout.readline()
+        if line.endswith(b"\n"):
+            return line, 0, ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(ENDS_S)  # its own status, before it is killed
+        return b"", *self._end()
 
 
 def _started() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tui.searcher"]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    """Of this very program, and of nothing that lies in the folder where it was called."""
+    command = [sys.executable, "-P", "-m", "tui.searcher"]
+    here, known = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")
+    path = f"{here}{os.pathsep}{known}" if known else here
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except OSError as error:
+        raise NoAnswer(f"the searching process cannot be started: {error}; search again, or for plain words") from error
 
 
 def serve(asked: IO[bytes], told: IO[bytes]) -> None:

@@ -1,9 +1,13 @@
 """A pattern that never ends holds nothing: it is tried in a process of its own, with so much time and no more."""
 
+import asyncio
 import re
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +19,7 @@ from tui.app import Draftyard
 from tui.log import LogPane
 from tui.log_page import LogAsk, read_log, search_log
 from tui.plain import screen_strips, screen_text
-from tui.searcher import LIMIT_S, Searcher, TooSlow, finder, first_of, is_plain, last_of, spans_of
+from tui.searcher import LIMIT_S, NoAnswer, Searcher, TooSlow, finder, first_of, is_plain, last_of, spans_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -153,3 +157,138 @@ async def test_what_a_pattern_matches_is_marked_in_all_lines_in_sight(yard: Yard
     assert "step 10 loss" in text
     assert len(marked) > 5
     assert all(re.fullmatch(r"step \d\d l", word) for word in marked)
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["asked before", "never asked"])
+def test_a_process_that_was_ended_is_started_anew(is_there: bool, searcher: Searcher) -> None:
+    """By a full memory, or a person: the next pattern is not to blame."""
+    if is_there:
+        searcher.place("a.c", b"abc", is_last=False)
+        assert searcher._child is not None
+        searcher._child.kill()
+        searcher._child.wait()
+
+    assert searcher.place("b.d", b"abcd", is_last=False) == 1
+    assert searcher.spans("a.c", ["abc"]) == {"abc": [(0, 3)]}
+
+
+def test_what_ends_the_process_is_named(searcher: Searcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'line one' >&2\necho 'no memory is left' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+
+    with pytest.raises(NoAnswer, match=r"ended with exit status 3 \(no memory is left\); search again"):
+        searcher.place("a.c", b"abc", is_last=False)
+
+
+def test_nothing_that_lies_in_the_folder_is_run(
+    searcher: Searcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "re", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not ours')\n")
+    (tmp_path / "tui").mkdir()
+    (tmp_path / "tui" / "searcher.py").write_text("raise SystemExit('not ours')\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert searcher.place("a.c", b"xabc", is_last=False) == 1
+
+
+def test_a_closed_one_starts_nothing(searcher: Searcher) -> None:
+    searcher.close()
+
+    with pytest.raises(NoAnswer):
+        searcher.place("a.c", b"abc", is_last=False)
+    assert searcher._child is None
+
+
+def test_a_question_that_nobody_wants_any_more_is_not_asked(searcher: Searcher) -> None:
+    assert searcher.place("a.c", b"abc", is_last=False, is_wanted=lambda: False) is None
+    assert searcher._child is None
+
+
+async def test_a_process_that_cannot_be_started_ends_no_screen(
+    yard: Yard, open_app: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = open_app(yard.path, run=RUN)
+    async with opened(app, "4", "home", size=(160, 30)) as pilot:
+        monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+        await press(app, pilot, "slash", "s", "full_stop", "e", "enter")
+        await shown(app, pilot, "cannot be started")
+
+        assert app.screen.query_one(LogPane)._pattern == "s.e"  # `n` tries it again
+    assert app.crash is None
+
+
+@pytest.mark.parametrize("how", ["escape", "another run"])
+async def test_a_search_that_was_given_up_jumps_nowhere(
+    how: str, yard: Yard, open_app: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.run("logs6789", "long/other", ago_s=50.0)
+    yard.log("logs6789", "other\n" * 30_000)
+    began, go_on, answered = threading.Event(), threading.Event(), threading.Event()
+    place = Searcher.place
+
+    def held(self: Searcher, *args: Any, **named: Any) -> int | None:
+        began.set()
+        go_on.wait(60)
+        try:
+            return place(self, *args, **{name: named[name] for name in named if name != "is_wanted"})
+        finally:
+            answered.set()
+
+    monkeypatch.setattr(Searcher, "place", held)
+    app = open_app(yard.path, run=RUN)
+    async with opened(app, "4", size=(100, 30)) as pilot:
+        pane = app.screen.query_one(LogPane)
+        await press(app, pilot, "home", "slash", *"400", "full_stop", "enter")
+        await asyncio.to_thread(began.wait, 60)
+        await press(app, pilot, *(["escape"] if how == "escape" else []))
+        if how == "another run":
+            app.open_run("logs6789", "log")
+            await app.settle(pilot)
+        stood = (pane.body.is_following, pane.body.wanted, pane.body._target)
+        go_on.set()
+        await asyncio.to_thread(answered.wait, 60)
+        await app.workers.wait_for_complete([one for one in app.workers if one.group == "search"])
+        await app.settle(pilot)
+
+        assert (pane.body.is_following, pane.body.wanted, pane.body._target) == stood
+
+
+async def test_a_log_that_grows_while_it_is_marked_has_one_marking_under_way_and_keeps_its_marks(
+    yard: Yard, open_app: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans, lock, at_once, most, asked = Searcher.spans, threading.Lock(), 0, 0, list[Sequence[str]]()
+
+    def slow(self: Searcher, pattern: str, texts: Sequence[str]) -> Any:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+            asked.append(texts)
+        time.sleep(0.3)
+        found = spans(self, pattern, texts)
+        with lock:
+            at_once -= 1
+        return found
+
+    monkeypatch.setattr(Searcher, "spans", slow)
+    app = open_app(yard.path, run=RUN)
+    async with opened(app, "4", size=(100, 30)) as pilot:
+        pane = app.screen.query_one(LogPane)
+        await press(app, pilot, "slash", *"st", "full_stop", "p", "enter")
+        marked = []
+        for number in range(12):
+            with yard.store.logs.path(RUN, 1, "stdout").open("a") as log:
+                log.write(f"step {500 + number} more\n")
+            app.ask_now()
+            await pilot.pause(0.1)
+            marked.append(bool(pane.body._marked("step 399 loss 1.5")))
+        await app.workers.wait_for_complete([one for one in app.workers if one.group == "marking"])
+
+        assert pane.body._marked("step 511 more")
+    assert most == 1
+    assert True in marked
+    assert all(marked[marked.index(True) :])
+    assert len(asked[-1]) < len(asked[0])  # what is known is not asked again
