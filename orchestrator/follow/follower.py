@@ -26,7 +26,7 @@ from pathlib import Path
 
 from orchestrator.errors import DraftyardError, HostError, StoreError
 from orchestrator.follow.alerts import AlertThread, Post, webhook
-from orchestrator.follow.lease import lease, lock_file
+from orchestrator.follow.lease import environment, lease, lock_file
 from orchestrator.follow.nodes import live_hosts
 from orchestrator.follow.threads import AFTER_FAULT_S, Connect, HostThread, Resume, RetryThread, retries
 from orchestrator.host import hosts_of
@@ -183,7 +183,7 @@ def resume_by_verb(db: Path, hosts_file: Path) -> Resume:
 
     def resume(wish: IntentRow) -> str:
         words = ["resume", wish.run_id, "--no-input", "--db", str(db.absolute())]
-        argv = [sys.executable, "-m", "orchestrator.cli", *words]
+        argv = [sys.executable, "-P", "-m", "orchestrator.cli", *words]
         # A file and a session of its own: if this process dies, a start that is under way goes on, and may speak.
         with tempfile.TemporaryFile() as told:
             try:
@@ -192,7 +192,7 @@ def resume_by_verb(db: Path, hosts_file: Path) -> Resume:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=told,
-                    env={**os.environ, "DRAFTYARD_HOSTS": str(hosts_file.absolute()), RETRY: str(wish.id)},
+                    env={**environment(), "DRAFTYARD_HOSTS": str(hosts_file.absolute()), RETRY: str(wish.id)},
                     timeout=RESUME_TIMEOUT_S,
                     start_new_session=True,
                     check=False,

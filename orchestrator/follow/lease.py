@@ -175,7 +175,7 @@ def ensure_follower(db: Path, *, hosts_file: Path | None = None) -> bool:
     with contextlib.suppress(FileNotFoundError):  # none yet, or another verb was first
         if log.stat().st_size > LOG_LIMIT_BYTES:
             log.unlink()
-    argv = [sys.executable, "-m", "orchestrator.follow.follower", "--db", str(db.absolute())]
+    argv = [sys.executable, "-P", "-m", "orchestrator.follow.follower", "--db", str(db.absolute())]
     if hosts_file is not None:
         argv += ["--hosts", str(hosts_file.absolute())]
     # A shell in between leaves at once, so the follower is nobody's child and leaves no zombie here.
@@ -200,6 +200,7 @@ def ensure_follower(db: Path, *, hosts_file: Path | None = None) -> bool:
 def environment() -> dict[str, str]:
     """Ours, with this installation first on the path: the follower runs the code that started it.
 
+    With `-P` nothing that lies in the folder where it starts is taken for a part of it.
     It is nobody's job: one that a job starts must not end with that job's run.
     """
     here = str(Path(__file__).resolve().parents[2])

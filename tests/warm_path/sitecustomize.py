@@ -7,8 +7,9 @@ asks its output for more than a forked process can say of files that it was hand
 import os
 import sys
 
-if "WARM_SERVER" in os.environ and sys.orig_argv[1:3] == ["-m", "orchestrator.follow.follower"]:
+words = [word for word in sys.orig_argv[1:] if word != "-P"]
+if "WARM_SERVER" in os.environ and words[:2] == ["-m", "orchestrator.follow.follower"]:
     sys.path.append(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120  # pathlib is loaded below
     import warm
 
-    os._exit(warm.ask(os.environ["WARM_SERVER"], sys.orig_argv[1:]))
+    os._exit(warm.ask(os.environ["WARM_SERVER"], words))
