@@ -111,21 +111,19 @@ def no_pauses() -> None:
     screen.UPDATE_PERIOD = PAINT_S  # type: ignore[misc]  # read by each screen when it begins
     if "ESCDELAY" not in os.environ:
         constants.ESCAPE_DELAY = ESCAPE_S  # type: ignore[misc]  # read whenever a sequence begins
-    gc.disable()  # until the first answer: nothing made until then is ever given back
+    gc.set_threshold(MANY_OBJECTS, 10, 10)  # however long the first answer takes
 
 
 def settled() -> None:
     """What there is now stays: it is never looked through again, which took 15 to 50 ms each time."""
     gc.freeze()
-    gc.set_threshold(MANY_OBJECTS, 10, 10)
-    gc.enable()
 
 
 def tidy(*, is_rested: bool) -> None:
     """Looks through what was made since, when no key waits for it: some milliseconds. All of it, which takes tens of them, where
     nobody is typing, or has been for long."""
     newest, _, num_looks = gc.get_count()
-    if gc.isenabled() and newest > FEW_OBJECTS:
+    if newest > FEW_OBJECTS:
         gc.collect(2 if num_looks >= (LOOKS if is_rested else MOST_LOOKS) else 1)
 
 

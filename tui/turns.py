@@ -21,6 +21,9 @@ from textual import events
 from textual.app import App, ScreenStackError
 from textual.message_pump import MessagePump
 
+AT_ONCE = (
+    "ctrl+c"  # goes before all that waits, which is dropped: a paste or a cat on the keyboard may be a thousand keys
+)
 TYPED = (events.Key, events.Paste)
 ROUNDS = 4  # from the focus up: the key itself, what it told, and the same once more for a command of the palette
 LONGEST_S = 2.0  # a widget that hangs must not keep the keys
@@ -73,17 +76,24 @@ class Turns:
         self._calm.clear()
         self._calm_beside.clear()
         self._last_s = time.monotonic()
+        if isinstance(event, events.Key) and event.key == AT_ONCE:
+            while len(self._waiting) > 1:
+                self._waiting.pop()
         self._waiting.append(event)
         if len(self._waiting) == 1:
             await self._begin()
 
     def stop(self) -> None:
+        """For good: whoever gave way goes on."""
         if self._rest is not None:
             self._rest.cancel()
+        self._waiting.clear()
+        self._let_go()
 
     async def _begin(self) -> None:
         await self._hand_on(self._waiting[0])
         self._rest = asyncio.create_task(self._until_done())
+        self._rest.add_done_callback(self._next)
 
     async def _until_done(self) -> None:
         with suppress(TimeoutError, ScreenStackError):
@@ -91,7 +101,13 @@ class Turns:
                 for _ in range(ROUNDS):
                     for node in (self._app.focused or self._app.screen).ancestors_with_self:
                         await _caught_up(node)
-        self._waiting.popleft()
+
+    def _next(self, done: asyncio.Task[None]) -> None:
+        """However the last one ended: what went wrong with it is the app's to say, and the keys go on."""
+        if self._waiting:
+            self._waiting.popleft()
+        if not done.cancelled() and isinstance(error := done.exception(), Exception):
+            self._app._handle_exception(error)
         if self._waiting:
             self._app.call_later(self._begin)
         else:
