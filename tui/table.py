@@ -22,6 +22,7 @@ from orchestrator.actions.log_text import inert
 from tui.painted import Inked, Painted, cut, joined, segments
 from tui.wording import fit
 
+_UNDER_CURSOR = {"B": "Ⓑ"}  # a letter before a row, and the sign that says it and the cursor in one cell
 Piece = tuple[str, str]  # text and meaning
 Cells = Sequence[Sequence[Piece]]  # one sequence of pieces a column
 
@@ -135,7 +136,7 @@ class Table(Painted, can_focus=True):
             self.post_message(self.Opened(self, self.cursor_key))
 
     def sign(self, key: str | None, letter: str) -> None:
-        """The one row of this key bears the letter."""
+        """The one row of this key bears the letter, one of _UNDER_CURSOR."""
         self._signed = (key, letter)
         self.refresh()
 
@@ -215,12 +216,14 @@ class Table(Painted, can_focus=True):
         return joined([*pieces, (" " * room, inks.ground)])
 
     def _before(self, row: int) -> str:
-        """The sign before a row: its mark, its letter, the cursor; a mark under the cursor is another than beside it."""
+        """The sign before a row: its mark, its letter, the cursor; a mark or a letter under the cursor is another than beside it."""
         key = self._keys[row]
         is_here = row == self.cursor and self.has_focus
         if key in self.marks:
             return "◉" if is_here else "●"
-        return self._signed[1] if key == self._signed[0] else "▌" if is_here else " "
+        if key == self._signed[0]:
+            return _UNDER_CURSOR[self._signed[1]] if is_here else self._signed[1]
+        return "▌" if is_here else " "
 
     def _columns(self, width: int) -> tuple[list[Column], list[int]]:
         """The columns there is room for, the one that takes the rest with its width, and which of all they are."""

@@ -1,10 +1,12 @@
 """The table that draws only what is in sight."""
 
+import pytest
 from textual.app import App, ComposeResult
 
 from tui.plain import screen_text
 from tui.table import Column, Table
 from tui.theme import THEMES
+from tui.wording import plain
 
 COLUMNS = (Column("name", 0, least=8), Column("number", 8, right=True), Column("rare", 12, rank=3))
 
@@ -67,6 +69,27 @@ async def test_a_mark_does_not_hide_the_cursor() -> None:
     assert "●row 1 " in text
     assert "◉row 2 " in text
     assert "▌" not in text
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+@pytest.mark.parametrize("is_signed", [False, True])
+async def test_neither_a_mark_nor_a_letter_hides_the_cursor(is_marked: bool, is_signed: bool) -> None:
+    """Without colours there is nothing else that shows it."""
+    app = Bench()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.fill(10)
+        app.table.marks = {"4"} if is_marked else set()
+        app.table.sign("4" if is_signed else None, "B")
+        signs = []
+        for key in (*"jjjj", "j"):
+            await pilot.press(key)
+            signs.append(next(line for line in screen_text(app).splitlines() if "row 4" in line)[0])
+    beside, under, after = signs[-3:]
+
+    assert beside == after == ("●" if is_marked else "B" if is_signed else " ")
+    assert under != beside
+    assert plain(under) != plain(beside)
+    assert len(plain(under)) == 1
 
 
 async def test_the_least_important_column_leaves_a_narrow_screen() -> None:
