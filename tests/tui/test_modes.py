@@ -177,6 +177,7 @@ ARGUMENTS = {  # of verbs that take no run: enough to do something, and nothing 
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_verb_but_the_screens_changes_the_terminal(yard_copy: Path) -> None:
     """The cursor above all: whoever hides it and ends otherwise leaves a shell without one."""
     verbs = [verb for verb in loaded_verbs() if verb not in SCREENS]
