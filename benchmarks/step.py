@@ -64,7 +64,7 @@ class Variant:
     loss: str = "chunked"  # fused: row kernels; checkpointed: the first user's
     chunk_tokens: int = 2048
     is_checkpointed: bool = False  # layers
-    is_taught_ahead: bool = False  # the target's expectation is an input, as cached or sent hidden states bring it
+    is_taught_ahead: bool = False  # the target's expectation is an input, as cached hidden states bring it
     cases: tuple[str, ...] = ()  # where it says something new; empty: everywhere
 
     def obstacle(self, device: torch.device) -> str | None:

@@ -19,7 +19,7 @@ from orchestrator.store.faults import told_plainly
 
 
 class ReadConnection:
-    """Asks one database. Threads may share it."""
+    """Asks one database. Threads may share it, but for one whose handlers call Python (`reads.Reader.give_way`)."""
 
     def __init__(self, path: Path, *, busy_timeout_s: float = migrations.BUSY_TIMEOUT_S) -> None:
         self.path = path
