@@ -143,9 +143,7 @@ def test_a_text_cache_crops_compacts_and_refuses_to_grow_by_cropping():
 
 
 def test_an_evaluation_says_that_speeds_of_a_target_run_by_the_library_are_no_servers(slow_target, tiny_target):
-    told = [
-        _summary(_Bench(target, tiny_spec(), silent, ways=1, total=0), [], []) for target in (slow_target, tiny_target)
-    ]
+    told = [_summary(_Bench(target, tiny_spec(), silent), [], []) for target in (slow_target, tiny_target)]
 
     assert "every pass of this target reads its whole text again: no speed here is a server's" in told[0]
     assert "a server's" not in told[1]
