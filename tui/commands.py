@@ -25,10 +25,11 @@ _MOVING = ("table.", "sheet.")  # of the names of keys
 # Those of dialogues work where they are shown; the stop is a deed.
 _NOT_LISTED = ("confirm.", "help.", "palette.", "app.palette", "app.stop")
 ONLY_LOOKS = "this screen only looks (--readonly)"
-# First part of a key's name -> where it works.
+# A key's name, or the first part of it -> where it works.
 _WHERE = {
     "runs": "in the list of runs", "run": "on the page of a run", "curves": "on the curves of a run", "log": "in the log of a run",
     "compare": "where runs are compared", "hosts": "among the hosts", "smoke": "in the smoke matrix", "launch": "on the launch screen",
+    "log.older": "in the log of a run with several attempts", "log.newer": "in the log of a run with several attempts",
     "screen": "above the runs", "table": "in a list", "sheet": "on a page of lines", "app": "with a run chosen",
 }  # fmt: skip
 
@@ -88,7 +89,7 @@ def _elsewhere(app: Draftyard, here: Collection[str]) -> Iterator[Command]:
         elif (leads := _leads(app, name)) is not None:
             yield Command(name, f"Open {binding.description}", key, leads, is_far=True)
         else:
-            why = f"it works {_WHERE[name.partition('.')[0]]}"
+            why = f"it works {_WHERE.get(name) or _WHERE[name.partition('.')[0]]}"
             yield Command(name, _sentence(binding), key, why_not=why, is_far=True)
 
 

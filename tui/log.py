@@ -47,6 +47,8 @@ class LogPane(Rows):
         Binding("N", "again(-1)", "Previous match", show=False, id="log.previous"),
         Binding("exclamation_mark", "first_error", "first error", key_display="!", id="log.first_error"),
         Binding("o", "stream", "stderr/stdout", id="log.stream"),
+        Binding("left_square_bracket", "attempt(-1)", "attempt", key_display="[ ]", id="log.older"),
+        Binding("right_square_bracket", "attempt(1)", "Attempt after", show=False, id="log.newer"),
         Binding("w", "wrap", "wrap", id="log.wrap"),
         Binding("u", "ranks", "Group ranks", show=False, id="log.ranks"),
         Binding("y,c", "copy", "Copy", show=False, id="log.copy"),
@@ -70,7 +72,10 @@ class LogPane(Rows):
         self._state.redraw()
 
     def _set_out(self) -> None:
+        self._attempt: int | None = None  # None: the newest, however many come
+        self._num_attempts = 1
         self._stream: str | None = None  # None: the one that says more, until a person chooses
+        self._is_stream_chosen = False
         self._page: LogPage | None = None
         self._pattern = ""
         self._is_trusted = False  # that it ends: plain words, and ours
@@ -92,21 +97,24 @@ class LogPane(Rows):
 
     def ask(self) -> LogAsk:
         start, end = self.body.wanted
-        return LogAsk(stream=self._stream or "stdout", start=start, end=end)
+        return LogAsk(stream=self._stream or "stdout", attempt=self._attempt, start=start, end=end)
 
     def present(self, snapshot: Snapshot) -> None:
-        page = snapshot.log
-        if page is None:
+        page, detail = snapshot.log, snapshot.detail
+        if page is None or detail is None:
             return
+        self._num_attempts = max(detail.run.attempt, page.attempt)
+        if (page.attempt, page.stream) != (self._attempt or self._num_attempts, self._stream or "stdout"):
+            return  # asked for before another one was chosen
+        state = next((row.state for row in detail.attempts if row.number == page.attempt), detail.run.state)
         if self._stream is None:
             self._stream = page.stream
-            has_failed = snapshot.detail is not None and snapshot.detail.run.state is State.FAILED
-            if page.other_size and (has_failed or not page.size):  # the error stream tells why
-                self.action_stream()
+            if page.other_size and (state is State.FAILED or not page.size):  # the error stream tells why
+                self._turn_stream()
                 return
-        self._has_ended = snapshot.detail is not None and snapshot.detail.run.state.is_final
+        self._has_ended = state.is_final or page.attempt < self._num_attempts
         is_new, self._page = page != self._page, page
-        self.body.present(page)
+        self.body.present(page, has_ended=self._has_ended)
         if is_new:
             self._mark()
         self._state.redraw()
@@ -118,7 +126,28 @@ class LogPane(Rows):
         self._ask()
 
     def action_stream(self) -> None:
-        self._stream = "stderr" if self._stream == "stdout" else "stdout"
+        self._is_stream_chosen = True
+        self._turn_stream()
+
+    def action_attempt(self, by: int) -> None:
+        """The log of the attempt before, or of the one after; past the last one is the newest, which is followed."""
+        number = (self._attempt or self._num_attempts) + by
+        if 1 <= number <= self._num_attempts:
+            self.turn_to(None if number == self._num_attempts else number)
+
+    def turn_to_failed(self, snapshot: Snapshot) -> None:
+        """The attempt that the page of the failure tells of."""
+        if snapshot.detail is not None and snapshot.detail.failures:
+            self._num_attempts = snapshot.detail.run.attempt
+            number = snapshot.detail.failures[0].attempt
+            self.turn_to(None if number == self._num_attempts else number)
+
+    def turn_to(self, attempt: int | None) -> None:
+        """What that attempt printed; None: the newest one. The stream that a person chose stays."""
+        self._attempt = attempt
+        if not self._is_stream_chosen:
+            self._stream = None
+        self._said = ""
         self.body.follow(True)
         self._ask()
 
@@ -175,7 +204,16 @@ class LogPane(Rows):
         self._mark()
         self._search(after=self.body.top_offset(), backwards=False)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Other attempts are offered where there are any."""
+        return action != "attempt" or self._num_attempts > 1
+
     # --------------------------------------------------------------- inner
+
+    def _turn_stream(self) -> None:
+        self._stream = "stderr" if self._stream == "stdout" else "stdout"
+        self.body.follow(True)
+        self._ask()
 
     def _ask(self) -> None:
         self._state.redraw()
@@ -276,7 +314,9 @@ class LogPane(Rows):
         page = self._page
         if page is None:
             return [("reading the log", "muted")]
-        pieces: list[Piece] = [(page.stream, "strong"), (f"  {sized(page.size)}", "muted")]
+        of = f" of {self._num_attempts}" if self._num_attempts > 1 else ""
+        pieces: list[Piece] = [(f"attempt {page.attempt}", "strong" if of else "muted"), (of, "muted")]
+        pieces += [(f"  {page.stream}", "strong"), (f"  {sized(page.size)}", "muted")]
         if page.other_size:
             other = "stderr" if page.stream == "stdout" else "stdout"
             pieces.append((f"  {other} {sized(page.other_size)}", "faint"))

@@ -31,6 +31,7 @@ class LogSheet(Sheet):
         self.is_following = True
         self.wanted: tuple[int | None, int | None] = (None, None)
         self._page: LogPage | None = None
+        self._has_ended = False
         self._rows: list[tuple[LogLine, int, int]] = []  # a screen row: its line, and from where to where of its text
         self._is_wrapped = False
         self._has_ranks_grouped = True
@@ -39,7 +40,9 @@ class LogSheet(Sheet):
         self._anchor: tuple[int, int] | None = None  # (offset of a line, row of the sheet it shall stand on)
         self._target: int | None = None  # the line a search found
 
-    def present(self, page: LogPage) -> None:
+    def present(self, page: LogPage, *, has_ended: bool = False) -> None:
+        """`has_ended`: nothing more will be printed there."""
+        self._has_ended = has_ended
         if self._page is not None and (page.stream, page.attempt) != (self._page.stream, self._page.attempt):
             self._anchor = self._target = None
         self._page = page
@@ -203,7 +206,7 @@ class LogSheet(Sheet):
         page = self._page
         if page is None or not page.lines:
             self._rows = []
-            return [[("Nothing has been printed yet.", "muted")]]
+            return [[("It printed nothing." if self._has_ended else "Nothing has been printed yet.", "muted")]]
         lines = group_ranks(page.lines) if self._has_ranks_grouped else page.lines
         self._rows = []
         for line in lines:

@@ -40,15 +40,8 @@ class RunScreen(YardScreen):
     RunScreen Pages { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("tab,right_square_bracket", "next(1)", "next tab", key_display="tab", priority=True, id="run.next_tab"),
-        Binding(
-            "shift+tab,left_square_bracket",
-            "next(-1)",
-            "Previous tab",
-            show=False,
-            priority=True,
-            id="run.previous_tab",
-        ),
+        Binding("tab", "next(1)", "next tab", key_display="tab", priority=True, id="run.next_tab"),
+        Binding("shift+tab", "next(-1)", "Previous tab", show=False, priority=True, id="run.previous_tab"),
         *(
             Binding(str(number), f"tab('{name}')", name, show=False, id=f"run.tab_{name}")
             for number, name in enumerate(TABS, 1)
@@ -184,6 +177,8 @@ class RunScreen(YardScreen):
 
     def action_tab(self, name: str) -> None:
         self._scrolled[self.tab] = self._page.scroll_offset.y
+        if (self.tab, name) == ("failure", "log") and self.snapshot is not None:
+            self._log.turn_to_failed(self.snapshot)
         self.tab = name
         self._show_tab()
         if self.snapshot is not None:
