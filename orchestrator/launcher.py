@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,17 @@ def taken_retry() -> int | None:
 
 
 def this_process() -> str:
-    """A text to keep with the run; empty facts where the machine has no /proc."""
+    """A text to keep with the run, never the same twice: a process may launch many runs, and tries of one at once are told
+    apart by it. No facts of the process where the machine has no /proc."""
     mine = Identity.of(os.getpid())
-    return json.dumps({} if mine is None else {**mine.__dict__, "namespace": _namespace()})
+    facts = {} if mine is None else {**mine.__dict__, "namespace": _namespace()}
+    return json.dumps({**facts, "launch": secrets.token_hex(8)})
 
 
 def is_alive(text: str | None) -> bool | None:
     """Whether that process lives; None where nobody can tell: none kept, or one of another container."""
     kept: dict[str, Any] = json.loads(text) if text else {}
-    if not kept:
+    if "pid" not in kept:
         return None
     if kept["boot_id"] != boot_id():
         return False

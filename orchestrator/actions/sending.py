@@ -36,7 +36,7 @@ from orchestrator.actions.plans import plan_body
 from orchestrator.actions.site import Site, ship_told
 from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import Tell, silent
-from orchestrator.errors import DraftyardError, GateRefused, RunNotFound, StoreError, UsageError
+from orchestrator.errors import DraftyardError, GateRefused, StoreError, UsageError
 from orchestrator.launch import Job, Part
 from orchestrator.launcher import settle_if_killed, this_process
 from orchestrator.store.rows import Document, Kind, NewRun, Reason, RunRow, State
@@ -95,24 +95,31 @@ def send(places: Places, settled: Settled, task: Task, *, tell: Tell = silent) -
 
 
 def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:
-    """The run's row, and whether it is this launch's to start: not where an earlier try of the same launch was first."""
-    was_there = _is_there(store, new.id)
+    """The run's row, and whether it is this launch's to start: not where an earlier try of the same launch was first.
+
+    Of tries at the same time exactly one starts it: whose the row is says the row alone, never what was there before.
+    """
     run = store.create_run(new)
-    if not was_there:
-        return run, _is_launched_by_us(store, run, new)
-    settle_if_killed(store, run)  # though no follower has said so yet
-    run = store.reader.run(run.id)
-    if not run.state.is_final or _may_have_begun(store, run) or not _is_told_the_same(store, run, new):
-        return run, False
     try:
-        store.remove(run.id)  # nothing of it ever began on a host: this one begins anew
-        store.purge(run.id)
+        if _is_launched_by_us(store, run, new):
+            return run, True
+        settle_if_killed(store, run)  # though no follower has said so yet
+        run = store.reader.run(run.id)
+        if run.id == new.id and not _can_begin_anew(store, run, new):
+            return run, False
+        store.remove(new.id)
+        store.purge(new.id)
     except StoreError:
         raise
     except DraftyardError:
-        pass  # another try at the same time was quicker
+        pass  # another try at the same time was quicker: that row is gone, and the next one may be its own
     run = store.create_run(new)
     return run, _is_launched_by_us(store, run, new)
+
+
+def _can_begin_anew(store: Store, run: RunRow, new: NewRun) -> bool:
+    """Whether that is this launch, ended before anything of it began on a host."""
+    return run.state.is_final and not _may_have_begun(store, run) and _is_told_the_same(store, run, new)
 
 
 def _may_have_begun(store: Store, run: RunRow) -> bool:
@@ -129,12 +136,6 @@ def _may_have_begun(store: Store, run: RunRow) -> bool:
 
 def _is_launched_by_us(store: Store, run: RunRow, new: NewRun) -> bool:
     return store.reader.document(run.id, Document.LAUNCHER) == new.documents[Document.LAUNCHER]
-
-
-def _is_there(store: Store, run_id: str) -> bool:
-    with suppress(RunNotFound):
-        return store.reader.run(run_id).id == run_id  # not a longer id that begins so
-    return False
 
 
 def _is_told_the_same(store: Store, run: RunRow, new: NewRun) -> bool:

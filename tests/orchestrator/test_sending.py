@@ -21,7 +21,7 @@ from orchestrator.errors import HostError, UsageError
 from orchestrator.host import LOCAL
 from orchestrator.launcher import this_process
 from orchestrator.shell.local import LocalShell
-from orchestrator.store.rows import Document, Kind, NewRun, Reason, State
+from orchestrator.store.rows import Document, Kind, NewRun, Reason, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.tree import bundled_tree
 from orchestrator.workplace import Workplace
@@ -83,7 +83,52 @@ def test_a_launch_said_again_tells_all_hosts_of_the_run_that_is_there(store: Sto
 
 
 def said_again() -> NewRun:
-    return new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: "the second"})
+    return new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: json.dumps({"launch": "the second"})})
+
+
+class Overtaken(Store):
+    """Another try of the same launch takes the failed row away, to begin anew, just before or just after this one looks."""
+
+    def __init__(self, path: Path, *, is_before: bool) -> None:
+        super().__init__(path)
+        self.is_before, self.is_first = is_before, True
+
+    def create_run(self, new: NewRun) -> RunRow:
+        is_first, self.is_first = self.is_first, False
+        if is_first and self.is_before:
+            self._take_away(new.id)
+        found = super().create_run(new)
+        if is_first and not self.is_before:
+            self._take_away(new.id)
+        return found
+
+    def _take_away(self, run_id: str) -> None:
+        self.remove(run_id)
+        self.purge(run_id)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_launch_that_made_the_row_again_starts_it_though_another_took_the_failed_one_away(
+    tmp_path: Path, is_before: bool
+) -> None:
+    """Of three tries at once none held the row for its own: each said the run's id, exit 0, and nothing was started."""
+    with Store(tmp_path / "runs.db") as store:
+        store.create_run(new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: "the first"}))
+        store.set_state(RUN, State.FAILED, evidence="its host was away")
+
+    with Overtaken(tmp_path / "runs.db", is_before=is_before) as store:
+        run, is_ours = _begin(store, said_again())
+        _, is_the_next_ones = _begin(
+            store, replace(said_again(), documents={Document.LAUNCHER: json.dumps({"launch": "the third"})})
+        )
+
+    assert (is_ours, run.state, run.attempt) == (True, State.PENDING, 0)
+    assert not is_the_next_ones
+
+
+def test_two_launches_of_one_process_are_told_apart() -> None:
+    """A screen starts many; on a machine without /proc nothing else tells one from another."""
+    assert this_process() != this_process()
 
 
 @pytest.mark.parametrize("reason", [None, Reason.START_TIMEOUT])

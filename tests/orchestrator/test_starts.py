@@ -164,6 +164,7 @@ def test_a_launch_is_alive_gone_or_not_to_be_told() -> None:
     assert is_alive(json.dumps({**here, "boot_id": "before the restart"})) is False
     assert is_alive(json.dumps({**here, "namespace": "pid:[1]"})) is None  # of another container
     assert is_alive("{}") is None
+    assert is_alive(json.dumps({"launch": here["launch"]})) is None  # of a machine without /proc
     assert is_alive(None) is None
 
 
