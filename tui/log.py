@@ -47,7 +47,9 @@ class LogPane(Rows):
         Binding("N", "again(-1)", "Previous match", show=False, id="log.previous"),
         Binding("exclamation_mark", "first_error", "first error", key_display="!", id="log.first_error"),
         Binding("o", "stream", "stderr/stdout", id="log.stream"),
-        Binding("left_square_bracket", "attempt(-1)", "attempt", key_display="[ ]", id="log.older"),
+        Binding(
+            "left_square_bracket", "attempt(-1)", "attempt", key_display="[ ]", tooltip="Attempt before", id="log.older"
+        ),
         Binding("right_square_bracket", "attempt(1)", "Attempt after", show=False, id="log.newer"),
         Binding("w", "wrap", "wrap", id="log.wrap"),
         Binding("u", "ranks", "Group ranks", show=False, id="log.ranks"),

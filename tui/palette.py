@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -24,16 +25,22 @@ from tui.table import Column, Table
 class Command:
     name: str  # of its key, or `deed.` and the verb
     words: str
-    key: str  # how else it is reached; empty where only from here
+    key: str  # that does the same; empty where there is none
     do: Callable[[], object] = lambda: None  # may be a coroutine's
     why_not: str = ""  # why it cannot be done now
     is_far: bool = False  # it belongs elsewhere: listed where its words are typed
+    also: str = ""  # other words it is found by, as the command line's verbs
+    note: str = ""  # said of it below the list while it is chosen
+
+    @property
+    def found_by(self) -> str:
+        return f"{self.words} {self.also}".lower()
 
 
 class Palette(Dialogue[None]):
     DEFAULT_CSS = """
     Palette { align: center top; }
-    Palette > Vertical { width: 74; max-width: 96%; height: 16; max-height: 90%; margin-top: 2; padding: 0 1;
+    Palette > Vertical { width: 96%; max-width: 120; height: 16; max-height: 90%; margin-top: 2; padding: 0 1;
         background: $yard-raised; border: round $yard-accent; }
     Palette Input { height: 1; border: none; background: $yard-raised; padding: 0 1; }
     Palette Table, Palette Sheet { background: $yard-raised; }
@@ -50,7 +57,8 @@ class Palette(Dialogue[None]):
         self._all = commands
         self._shown = list(commands)
         self._box = Field(compact=True, placeholder=hint)
-        self._table = Table((Column("", 0), Column("key", 10, right=True)), empty="Nothing has that name.")
+        keys = max([3, *(cell_len(command.key) for command in commands)])
+        self._table = Table((Column("", 0), Column("key", keys, right=True)), empty="Nothing has that name.")
         self._why = Sheet()
 
     def compose(self) -> ComposeResult:
@@ -91,11 +99,13 @@ class Palette(Dialogue[None]):
 
     def _why_line(self) -> Line:
         command = self._chosen
-        return [(f"  Not now: {command.why_not}", "warn")] if command and command.why_not else []
+        if command is None:
+            return []
+        return [(f"  Not now: {command.why_not}", "warn")] if command.why_not else [(f"  {command.note}", "muted")]
 
     def _show(self, text: str) -> None:
         parts = text.lower().split()
-        found = [command for command in self._all if all(part in command.words.lower() for part in parts)]
+        found = [command for command in self._all if all(part in command.found_by for part in parts)]
         self._shown = [command for command in found if parts or not command.is_far]
         self._table.set_rows([command.name for command in self._shown], self._row)
         self._table.action_ends(-1)

@@ -35,7 +35,7 @@ class SmokeScreen(HomeScreen):
         Binding("m", "climb('missing')", "run missing", id="smoke.missing"),
         Binding("R", "climb('one')", "run one", id="smoke.one"),
         Binding("a", "climb('all')", "run all again", id="smoke.again"),
-        Binding("right", "choose(1)", "rung", key_display="←→", id="smoke.right"),
+        Binding("right", "choose(1)", "rung", key_display="←→", tooltip="Rung after", id="smoke.right"),
         Binding("left", "choose(-1)", "Rung before", show=False, id="smoke.left"),
     ]
 

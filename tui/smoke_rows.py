@@ -47,7 +47,7 @@ class Row:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the newest rung; others of another one are old."""
+        """Of the newest rung; others of another one are stale."""
         newest = max(self.rungs.values(), key=lambda row: row.at_s, default=None)
         return newest.fingerprint if newest else None
 
@@ -103,7 +103,7 @@ def _cell(row: Row, name: str, *, with_times: bool) -> list[Piece]:
     if item is None:
         return [("· ", "faint"), ("missing", "faint")] if name in row.wanted else [("  –", "faint")]
     if item.fingerprint != row.fingerprint:
-        return [("· ", "faint"), ("old", "faint")]
+        return [("· ", "faint"), ("stale", "faint")]
     if not item.passed:
         return [("✗ ", "bad"), ("failed", "bad")]
     peak, seconds = peak_bytes(item.values), seconds_of(item.values)
@@ -150,12 +150,12 @@ def _rung_line(row: Row, name: str, chosen: str, now_s: float, widths: tuple[int
         return [[mark, label, ("climbing", "live")]]
     if item is None:
         return [[mark, label, ("missing", "faint")]]
-    is_old = item.fingerprint != row.fingerprint
-    standing: Piece = ("old", "faint") if is_old else ("passed", "good") if item.passed else ("failed", "bad")
+    is_stale = item.fingerprint != row.fingerprint
+    standing: Piece = ("stale", "faint") if is_stale else ("passed", "good") if item.passed else ("failed", "bad")
     loss = item.values.get("loss")
     numbers = f"{gib(peak_bytes(item.values)):>10}{_seconds(seconds_of(item.values)):>9}"
     numbers += f"{loss:8.3f}" if isinstance(loss, int | float) else f"{'–':>8}"
-    told = f"  {age(now_s - item.at_s)} ago" + (", since changed" if is_old else "")
+    told = f"  {age(now_s - item.at_s)} ago" + (", since changed" if is_stale else "")
     lines: list[Line] = [[mark, label, (fit(standing[0], 10), standing[1]), (numbers, "text"), (told, "faint")]]
     messages = wrapped(item.message, width - 4, "muted" if item.passed else "bad")
     return [*lines, *([("    ", "text"), *line] for line in messages)]

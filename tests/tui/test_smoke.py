@@ -59,7 +59,7 @@ def test_a_cell_says_how_the_rung_stands() -> None:
         "leak": rung("leak", passed=False),
     })  # fmt: skip
 
-    assert cells(row) == ["· old", "✓ 84.0 GiB  1.27s", "· missing", "✗ failed", "· missing"]
+    assert cells(row) == ["· stale", "✓ 84.0 GiB  1.27s", "· missing", "✗ failed", "· missing"]
     assert cells(row, with_times=False)[1] == "✓ 84.0"
 
 
