@@ -19,7 +19,6 @@ Everything here is data: nothing is contacted, and `orchestrator.shell.connect` 
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import glob
 import os
@@ -33,7 +32,7 @@ from typing import Any
 
 from orchestrator.errors import UsageError, one_line
 from orchestrator.given import read_given
-from orchestrator.nearest import listed
+from orchestrator.nearest import nearest, unknown
 from orchestrator.recipe.strict_yaml import Document, YamlFaults, parse
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and half a surrogate pair, which no bytes spell
@@ -111,12 +110,8 @@ class Hosts:
             return self.by_name[name]
         if self.knows(name):
             return Host(name=name, source=_shown(self.ssh_config), address=name, ssh_config=self.ssh_config)
-        near = difflib.get_close_matches(name, self.by_name, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(
-            f"unknown host {name!r}{hint}\n  known hosts: {listed(name, self.by_name)}\n"
-            f"  a host is an alias in {_shown(self.ssh_config)} or an entry in {self.file or 'hosts.yaml'}"
-        )
+        make = f"a host is an alias in {_shown(self.ssh_config)} or an entry in {self.file or 'hosts.yaml'}"
+        raise UsageError(unknown("host", name, self.by_name, hint=None if nearest(name, self.by_name) else make))
 
 
 def _shown(ssh_config: Path | None) -> str:
@@ -214,11 +209,9 @@ def _host(name: str, entry: Any, document: Document, faults: list[str]) -> Host:
         position = document.keys.get(("hosts", name, key)) or where
         reader = _READERS.get(key)
         if reader is None or (name == "local" and key in _NOT_LOCAL):
-            near = difflib.get_close_matches(key, _READERS, n=1)
-            hint = f", did you mean {near[0]!r}?" if near and near[0] != key else f"; known keys: {', '.join(_READERS)}"
-            faults.append(
-                f"{position}: hosts.{name}.{key}: {'unknown key' if reader is None else 'not for `local`'}{hint}"
-            )
+            due = [each for each in _READERS if name != "local" or each not in _NOT_LOCAL]
+            told = unknown("key", key, due) if reader is None else f"not for `local`; known: {', '.join(due)}"
+            faults.append(f"{position}: hosts.{name}.{key}: {told}")
             continue
         try:
             _refuse_control(value)

@@ -22,6 +22,21 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def unknown(what: str, word: str, known: Iterable[str], *, hint: str | None = None) -> str:
+    """What is said of a wrong word, in one line: `no recipe 'smollm'; known: own, smollm2; did you mean 'smollm2'?`.
+
+    `hint`: what to do about it, where that is more than the nearest word.
+    """
+    names = list(known)
+    near = None if hint else nearest(word, names)
+    told = f"no {what} {word!r}; known: {listed(word, names) or 'none'}"
+    return f"{told}; {hint or did_you_mean(near)}" if hint or near else told
+
+
+def did_you_mean(near: str | None) -> str:
+    return f"did you mean {near!r}?" if near else ""
+
+
 def listed(word: str, known: Iterable[str]) -> str:
     """All that is known where it is little, else the few nearest and how many more: an error stays a line."""
     names = list(known)

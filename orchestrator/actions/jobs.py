@@ -30,7 +30,7 @@ from orchestrator.actions.spread import refuse_other_number
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, UsageError
 from orchestrator.launcher import taken_retry
-from orchestrator.recipe.fields import nearest
+from orchestrator.nearest import unknown
 from orchestrator.store.rows import Document, Kind, RunRow, State
 from orchestrator.workplace import Workplace
 from remote.spec import RANKS_RUNG, REAL_RUNG, DFlashSpec, ScriptSpec, SmokeSpec, Spec
@@ -283,8 +283,8 @@ def wanted_rungs(spec: Spec, named: Sequence[str]) -> tuple[str, ...]:
     known = tuple(dict.fromkeys([*bundled, *own]))
     for rung in named or own:
         if rung not in known:
-            told = nearest(rung, list(known), "rung") if known else "smoke.scripts of the recipe names none"
-            raise UsageError(f"unknown rung {rung!r}; {told}")
+            hint = None if known else "smoke.scripts of the recipe names them"
+            raise UsageError(unknown("rung", rung, known, hint=hint))
     if not (named or own):
         raise UsageError(f"recipe {spec.recipe} names no rungs; name some under smoke.scripts, or use --script FILE")
     return tuple(named) or own

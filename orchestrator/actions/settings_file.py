@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.errors import UsageError, one_line
 from orchestrator.given import read_given
-from orchestrator.recipe.fields import nearest
+from orchestrator.nearest import unknown
 from orchestrator.recipe.strict_yaml import YamlFaults, parse
 
 KEYS = ("db", "hosts_file", "host", "keys")
@@ -37,7 +37,7 @@ def read_settings(path: Path) -> dict[str, tuple[str, str]]:
     for key, value in body.items():
         where = str(document.locate((key,)))
         if key not in KEYS:
-            wrong.append(f"{where}: unknown key {key!r}; {nearest(key, list(KEYS), 'key')}")
+            wrong.append(f"{where}: {unknown('key', key, KEYS)}")
         elif key == "keys":
             named = _named_keys(value, document.locate)
             wrong += [f"{where}: keys: is {value!r}; names and keys are due"] if named is None else []

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import RecipeError, UsageError
+from orchestrator.nearest import did_you_mean, nearest, unknown
 from orchestrator.recipe import fields, strict_yaml
 from orchestrator.recipe.field_check import check_across, check_fields, placed
 from orchestrator.recipe.file import RecipeFile, read_recipe_file
@@ -82,20 +83,13 @@ class Resolved:
         if not found and fields.is_loss_term(path) and fields.hint_at(type(self.spec), path):
             return [self._explained(wanted, path, None)]
         if not found:
-            raise UsageError(f"unknown key {key!r}; {self._nearest_key(wanted, list(values))}")
+            raise UsageError(_unknown_key(key, wanted, list(values)))
         return [self._explained(name, *values[name]) for name in found]
 
     def _explained(self, name: str, path: strict_yaml.Path, value: Any) -> Explained:
         kind = type(self.spec)
         due = fields.describe(fields.hint_at(kind, path))
         return Explained(name, value, self.origins.get(name, []), due, fields.meaning_at(kind, path))
-
-    def _nearest_key(self, wanted: str, known: list[str]) -> str:
-        section, _, _ = wanted.rpartition(".")
-        siblings = [name for name in known if name.startswith(f"{section}.")] if section else known
-        close = fields.nearest(wanted, siblings or known)
-        roots = sorted({name.split(".")[0] for name in known})
-        return close if close.startswith("did") else f"known sections are {', '.join(roots)}"
 
 
 @dataclass(frozen=True)
@@ -120,11 +114,7 @@ class Recipe:
         """The default branch where none is named. Raises RecipeError, or UsageError for a malformed override."""
         name = branch or self.default_branch
         if name not in self.branches:
-            raise RecipeError(
-                [
-                    f"{self.file.shown}: branches: there is no branch {name!r}; {fields.nearest(name, list(self.branches), 'branch')}"
-                ]
-            )
+            raise RecipeError([f"{self.file.shown}: branches: {unknown('branch', name, self.branches)}"])
         merged, kind = _merge(self.file, self.slug, name, overrides)
         spec, faults = check_fields(merged, kind)
         if spec is None:
@@ -133,6 +123,15 @@ class Recipe:
         if faults:
             raise RecipeError(_ordered(faults))
         return Resolved(spec, _origins(spec, merged))
+
+
+def _unknown_key(typed: str, wanted: str, values: list[str]) -> str:
+    """Known are the keys beside it; where there is no such section either, the sections."""
+    section, _, _ = wanted.rpartition(".")
+    beside = [name for name in values if section and name.startswith(f"{section}.")]
+    sections = sorted({name.split(".")[0] for name in values})
+    near = None if beside else nearest(wanted, values)
+    return unknown("key", typed, beside or sections, hint=did_you_mean(near))
 
 
 def load_recipe(word: str | Path, *, doubt: Callable[[Spec], list[tuple[str, str]]] = lambda _: []) -> Recipe:
@@ -169,7 +168,7 @@ def find_recipe(word: str, cwd: Path | None = None) -> Path:
     for candidate in (folder / f"{word}.yaml", BUNDLED / f"{word}.yaml"):
         if candidate.exists():
             return candidate
-    raise RecipeError([f"{word}: there is no such recipe; {fields.nearest(word, known_recipes(cwd), 'recipe')}"])
+    raise RecipeError([unknown("recipe", word, known_recipes(cwd))])
 
 
 def known_recipes(cwd: Path | None = None) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator import units
+from orchestrator.nearest import did_you_mean, nearest
 from orchestrator.recipe import fields
 from orchestrator.recipe.layers import Merged, dotted, leaves
 from orchestrator.recipe.strict_yaml import Path
@@ -168,7 +169,7 @@ def _without_paths(tree: dict[str, Any], dropped: set[Path], path: Path = ()) ->
 
 def _line(merged: Merged, kind: type, path: Path, fault: str, seen: Any) -> str:
     if fault in _UNKNOWN_KEY:
-        where, message = merged.where_key(path), f"unknown key; {fields.nearest_field(kind, path)}"
+        where, message = merged.where_key(path), fields.unknown_field(kind, path)
     elif fault == "missing":
         where = merged.where(path[:-1]) or merged.where(("entry",))
         message = f"is missing; expected {fields.describe(fields.hint_at(kind, path))}"
@@ -198,8 +199,8 @@ def _wrong_type(due: Any, seen: Any) -> str:
         case str() if plain in (int, float, bool):
             return f"is {seen!r}, which is text; expected {wanted}"
         case str():
-            close = fields.nearest(seen, [str(word) for word in getattr(plain, "__args__", ())])
-            return f"is {seen!r}; expected {wanted}" + (f"; {close}" if close.startswith("did") else "")
+            near = nearest(seen, [str(word) for word in getattr(plain, "__args__", ())])
+            return f"is {seen!r}; expected {wanted}" + (f"; {did_you_mean(near)}" if near else "")
     return f"is {seen!r}; expected {wanted}"
 
 

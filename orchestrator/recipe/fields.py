@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from orchestrator import nearest as spelling
+from orchestrator.nearest import did_you_mean, nearest, unknown
 from orchestrator.recipe import strict_yaml
 from remote import spec as spec_module
 from remote.ranges import range_of
@@ -123,25 +123,14 @@ def names_at(kind: type, path: strict_yaml.Path) -> list[str]:
     return [name for name in hints(typing.cast("type", due)) if path or name not in FILLED_IN]
 
 
-def nearest(word: str, known: list[str], what: str = "key") -> str:
-    """`did you mean 'x'?` or a list of what is known."""
-    close = spelling.nearest(word, known)
-    if close is not None:
-        return f"did you mean {close!r}?"
-    plural = f"{what}{'es' if what.endswith('ch') else 's'}"
-    return f"known {plural} are {spelling.listed(word, known)}" if known else "nothing is known here"
-
-
-def nearest_field(kind: type, path: strict_yaml.Path) -> str:
-    """What an unknown key may have meant: a neighbour spelt like it, the same name in another section, what is known."""
-    name = str(path[-1])
-    if path in OTHERWISE:
-        return OTHERWISE[path]
-    told = nearest(name, names_at(kind, path[:-1]))
-    if told.startswith("did"):
-        return told
-    homes = [f"{section}.{name}" for section in names_at(kind, ()) if name in names_at(kind, (section,))]
-    return f"did you mean {homes[0]!r}?" if homes else told
+def unknown_field(kind: type, path: strict_yaml.Path) -> str:
+    """`no key 'gama'; known: …`, and what it may have meant: a neighbour spelt like it, the same name in another section."""
+    name, neighbours = str(path[-1]), names_at(kind, path[:-1])
+    hint = OTHERWISE.get(path)
+    if hint is None and nearest(name, neighbours) is None:
+        homes = [f"{section}.{name}" for section in names_at(kind, ()) if name in names_at(kind, (section,))]
+        hint = did_you_mean(homes[0] if homes else None)
+    return unknown("key", name, neighbours, hint=hint)
 
 
 def declarations() -> dict[tuple[str, str], Declared]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from orchestrator.errors import RecipeError
 from orchestrator.given import read_given
-from orchestrator.recipe import fields, strict_yaml
+from orchestrator.nearest import unknown
+from orchestrator.recipe import strict_yaml
 from orchestrator.recipe.layers import Layer
 from orchestrator.recipe.strict_yaml import Document
 from remote.spec import ENTRIES
@@ -92,11 +93,7 @@ class RecipeFile:
         path = find_preset(name, folders)
         if path is None:
             known = known_presets(folders)
-            raise RecipeError(
-                [
-                    f"{namer.where(('preset',))}: preset: there is no preset {name!r}; {fields.nearest(name, known, 'preset')}"
-                ]
-            )
+            raise RecipeError([f"{namer.where(('preset',))}: preset: {unknown('preset', name, known)}"])
         return _read(path)
 
     def _layer(self, name: str, value: Any, root: strict_yaml.Path) -> Layer:
@@ -144,7 +141,7 @@ def _check_top(file: RecipeFile) -> None:
         return
     for key in file.value:
         if key not in TOP_KEYS:
-            file.report((key,), f"unknown key; {fields.nearest(key, list(TOP_KEYS))}", at_key=True)
+            file.report((key,), unknown("key", key, TOP_KEYS), at_key=True)
     for key in ("name", "base", "branches"):
         if key not in file.value:
             file.report((), f"{key} is missing; a recipe has the keys {', '.join(TOP_KEYS)}")
@@ -177,8 +174,7 @@ def _read_branches(file: RecipeFile) -> None:
         file.branches[name] = body if isinstance(body, dict) else {}
     default = file.value.get("default_branch")
     if isinstance(default, str) and file.branches and default not in file.branches:
-        near = fields.nearest(default, list(file.branches), "branch")
-        file.report(("default_branch",), f"there is no branch {default!r}; {near}")
+        file.report(("default_branch",), unknown("branch", default, file.branches))
     _read_parents(file)
 
 
@@ -193,8 +189,7 @@ def _read_parents(file: RecipeFile) -> None:
             elif parent not in file.branches:
                 # Looking for the nearest of thousands takes its time: after so many faults a person knows what is meant.
                 is_early = len(file.faults) < MAX_HINTS
-                near = f"; {fields.nearest(parent, list(file.branches), 'branch')}" if is_early else ""
-                file.report(at, f"there is no branch {parent!r}{near}")
+                file.report(at, unknown("branch", parent, file.branches) if is_early else f"no branch {parent!r}")
         file.parents[name] = [parent for parent in parents if isinstance(parent, str) and parent in file.branches]
     _settle_lineages(file)
 
@@ -261,8 +256,7 @@ def _read_presets(file: RecipeFile) -> None:
         file.presets[name] = Document(name, {})
         path = find_preset(name, file.preset_folders)
         if path is None:
-            near = fields.nearest(name, known_presets(file.preset_folders), "preset")
-            file.report((*root, "preset"), f"there is no preset {name!r}; {near}")
+            file.report((*root, "preset"), unknown("preset", name, known_presets(file.preset_folders)))
             file.missing_presets.add(name)
             continue
         try:

@@ -160,7 +160,7 @@ def test_a_plan_for_a_card_by_its_name_asks_for_its_size(yard: Yard, word: str) 
 def test_a_plan_for_the_card_of_a_host_that_nobody_knows_names_the_nearest(yard: Yard) -> None:
     for size in ((), ("--gpu", "95GiB")):
         assert yard.run("plan", "smollm2", "--host", "locl", *size) == 2
-        assert error_of(yard) == "error: unknown host 'locl'; did you mean 'local'?"
+        assert error_of(yard) == "error: no host 'locl'; known: local; did you mean 'local'?"
 
 
 def test_a_plan_for_the_card_of_a_host_that_nobody_has_looked_at_says_how_to_look(yard: Yard) -> None:

@@ -173,9 +173,9 @@ def test_root_help_prints_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> 
         (["lauch"], "did you mean 'launch'?"),
         (["ls", "--knd", "all"], "--kind"),
         (["recipe", "chek", "x"], "check"),
-        (["recipe", "show", "smolm2"], "did you mean 'smollm2'?"),
-        (["recipe", "show", "smollm2", "-b", "ce_kll"], "did you mean 'ce_kl'?"),
-        (["recipe", "show", "smollm2", "--set", "optim.lrr=1"], "did you mean 'lr'?"),
+        (["recipe", "show", "smolm2"], "no recipe 'smolm2'; known: "),
+        (["recipe", "show", "smollm2", "-b", "ce_kll"], "no branch 'ce_kll'; known: "),
+        (["recipe", "show", "smollm2", "--set", "optim.lrr=1"], "no key 'lrr'; known: "),
         (["ls", "stauts:failed"], "status"),
     ],
 )

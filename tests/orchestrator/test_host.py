@@ -81,9 +81,18 @@ def test_an_unknown_host_names_the_known_ones_and_the_nearest(config: Path) -> N
         Hosts.load(None, config).find("gqu")
 
     assert refused.value.exit_code == 2
-    assert "unknown host 'gqu'; did you mean 'gpu'?" in str(refused.value)
-    assert "known hosts: local, included, gpu" in str(refused.value)
-    assert str(config) in str(refused.value)
+    assert (
+        str(refused.value)
+        == "no host 'gqu'; known: local, included, gpu, gpu-alias, quoted, equals; did you mean 'gpu'?"
+    )
+
+
+def test_a_host_unlike_every_known_one_is_told_where_hosts_are_named(config: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        Hosts.load(None, config).find("zzzz")
+
+    where = f"a host is an alias in {config} or an entry in hosts.yaml"
+    assert str(refused.value) == f"no host 'zzzz'; known: local, included, gpu, gpu-alias, quoted, equals; {where}"
 
 
 def test_an_entry_of_hosts_yaml_has_every_key(tmp_path: Path, config: Path) -> None:
@@ -111,15 +120,17 @@ def test_an_entry_of_hosts_yaml_has_every_key(tmp_path: Path, config: Path) -> N
 
 def test_local_may_be_given_another_folder_but_no_address(tmp_path: Path) -> None:
     assert load(tmp_path, "hosts: {local: {work_dir: /data, gpus: 1}}\n").find("local").work_dir == "/data"
-    with pytest.raises(UsageError, match=r"hosts\.local\.port: not for `local`"):
+    with pytest.raises(
+        UsageError, match=r"hosts\.local\.port: not for `local`; known: hop, work_dir, python, gpus, env_file$"
+    ):
         load(tmp_path, "hosts:\n  local:\n    port: 22\n")
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("prot: 22", r":3:5: hosts\.gpu\.prot: unknown key, did you mean 'port'\?"),
-        ("colour: red", r"unknown key; known keys: address, port, user"),
+        ("prot: 22", r":3:5: hosts\.gpu\.prot: no key 'prot'; known: .*; did you mean 'port'\?"),
+        ("colour: red", r"no key 'colour'; known: .*address"),
         ("port: 70000", "is 70000; a port is a number from 1 to 65535"),
         ("port: '22'", "is '22'; a port is a number"),
         ("port: true", "is True; a port is a number"),

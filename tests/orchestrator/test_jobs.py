@@ -12,13 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
+from orchestrator.nearest import listed
+from orchestrator.recipe import known_recipes
 from remote.rundir import RunDir
-from remote.spec import DrafterSpec, TargetSpec
+from remote.spec import DrafterSpec, LifeSpec, TargetSpec
 from tests import sshd
 from tests.orchestrator.yard import RECIPE, Yard
 from tests.remote.conftest import make_tiny_folder
@@ -227,23 +229,58 @@ def test_a_tag_that_no_filter_finds_is_refused_at_the_launch_too(yard: Yard) -> 
     assert not (yard.root / "runs.db").exists()
 
 
-def test_wrong_words_contact_nothing_and_write_nothing(yard: Yard) -> None:
-    for words, seen, near in (
-        (["tinny"], "tinny", "'tiny'"),
-        (["tiny", "-b", "mian"], "'mian'", "'main'"),
-        (["tiny", "--host", "locl"], "'locl'", "'local'"),
-        (["smollm2", "--set", "optim.lrr=1"], "optim.lrr", "'lr'"),
-    ):
-        assert yard.run("launch", *words) == 2
-        told, *_ = yard.err.splitlines()
-        assert told.startswith("error: ")
-        assert seen in told
-        assert told.endswith(f"did you mean {near}?")
-        assert "Traceback" not in yard.err
-    assert yard.run("smoke", "tiny", "quik") == 2
-    assert "did you mean 'quick'" in yard.err
+@pytest.fixture
+def contacted(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there once anybody has asked `ssh` for the way to the host `box`, as every contact with one does."""
+    mark, ssh = yard.root / "contacted", yard.root / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(mark))}\nexit 255\n', encoding="utf-8")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    (yard.root / "hosts.yaml").write_text("hosts: {box: {address: 127.0.0.1, port: 9}}\n", encoding="utf-8")
+    return mark
 
+
+VERBS_OF_A_RECIPE = ("deploy", "smoke", "launch", "prepare", "plan")
+WRONG_WORDS = {
+    "recipe": (["smollm", "--host", "box"], "no recipe 'smollm'; known: {recipes}; did you mean 'smollm2'?"),
+    "branch": (
+        ["tiny", "-b", "mian", "--host", "box"],
+        "recipes/tiny.yaml: branches: no branch 'mian'; known: main, slow, broken, oom; did you mean 'main'?",
+    ),
+    "key": (
+        ["tiny", "--set", "life.grace=1", "--host", "box"],
+        "life.grace: no key 'grace'; known: {life}; did you mean 'grace_s'?",
+    ),
+    "host": (["smollm2", "--host", "bxo"], "no host 'bxo'; known: local, box; did you mean 'box'?"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_WORDS)
+def test_a_wrong_word_is_told_in_one_line_and_no_host_is_contacted(yard: Yard, contacted: Path, kind: str) -> None:
+    """What was seen, what is known and the nearest, alike whatever the word is for."""
+    words, told = WRONG_WORDS[kind]
+    recipes = listed("smollm", known_recipes(yard.root))
+    told = told.format(recipes=recipes, life=listed("grace", [field.name for field in fields(LifeSpec)]))
+
+    for verb in VERBS_OF_A_RECIPE:
+        assert yard.run(verb, *words) == 2
+        (line,) = yard.err.splitlines()
+        assert line.startswith("error: ")
+        assert line.endswith(told), verb
+
+    assert not contacted.exists()
     assert not (yard.root / "runs.db").exists()
+
+
+def test_a_wrong_rung_is_told_in_one_line_and_no_host_is_contacted(yard: Yard, contacted: Path) -> None:
+    assert yard.run("smoke", "tiny", "quik", "--host", "box") == 2
+    assert yard.err == "error: no rung 'quik'; known: quick; did you mean 'quick'?\n"
+    assert not contacted.exists()
+    assert not (yard.root / "runs.db").exists()
+
+    assert yard.run("smoke", "tiny", "quick", "--host", "box") == 4
+    assert contacted.exists(), "the right word contacts it, so a contact would have been seen"
 
 
 def test_a_host_that_does_not_answer_is_exit_4_and_the_row_says_so(yard: Yard) -> None:

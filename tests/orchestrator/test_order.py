@@ -48,12 +48,12 @@ def test_a_host_that_another_folders_runs_have_is_unknown_here_and_its_folder_is
     theirs = tmp_path / "an other" / "hosts.yaml"
     theirs.parent.mkdir()
     theirs.write_text("hosts: {gpu: }")
-    with pytest.raises(UsageError, match="unknown host 'gpu'") as before:
+    with pytest.raises(UsageError, match="no host 'gpu'; known: local; a host is an alias in") as before:
         find_host(places, "gpu")
     with Store(places.db) as store:
         started(store, host="gpu", documents={Document.SPEC: "{}", Document.HOSTS_FILE: str(theirs)})
 
-    with pytest.raises(UsageError, match="unknown host 'gpu'") as told:
+    with pytest.raises(UsageError, match="no host 'gpu'; known: local; a host is an alias in") as told:
         find_host(places, "gpu")
 
     lead = f"  its runs here have it from another folder: DRAFTYARD_HOSTS='{theirs}' draftyard …"

@@ -67,7 +67,7 @@ def test_flag_beats_environment_beats_project_file_beats_user_file(project: Path
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("hsot: gpu\n", "did you mean 'host'"),
+        ("hsot: gpu\n", "no key 'hsot'; known: "),
         ("host: [a]\n", "it must be text"),
         ("- host\n", "known keys are db"),
         ("keys: z\n", "names and keys are due"),

@@ -116,7 +116,7 @@ def test_a_recipe_that_says_colocated_is_told_how_that_is_written(yard: Yard) ->
     )
 
     assert yard.run("recipe", "check", "recipes/roles.yaml") == 2
-    told = "unknown key; without target processes each drafter has its target beside it: write target: 0"
+    told = "no key 'colocated'; known: target, drafter, queue; without target processes each drafter has its target beside it: write target: 0"
     assert told in yard.err + yard.out
 
 

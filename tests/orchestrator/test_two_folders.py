@@ -199,5 +199,5 @@ def test_a_follower_of_one_folder_follows_what_another_one_launches(
     assert yard.json("show", "first")["run"]["state"] in ("setting_up", "running")  # so it was that one's follower
     assert yard.run("stop", "first", "--now", "--timeout", "90s") == 0, yard.err  # nor is alpha known here
     monkeypatch.chdir(yard.root)
-    assert yard.run("resume", "second") == 1  # nothing of it is left to do, which is not "unknown host"
+    assert yard.run("resume", "second") == 1  # nothing of it is left to do, which is not "no host"
     assert yard.run("pull", "second", "--to", str(tmp_path / "pulled")) == 0, yard.err

@@ -218,7 +218,7 @@ def test_a_host_that_nobody_knows_names_the_setting_it_came_from(yard: Yard) -> 
 
     assert yard.run("launch", "tiny") == 2
 
-    assert "unknown host 'gpu'" in yard.err
+    assert "no host 'gpu'; known: local; " in yard.err
     assert re.search(r"without --host it is the one of .*draftyard.yaml", yard.err)
 
 

@@ -210,7 +210,7 @@ def test_what_would_fit_needs_no_recipe(places: Places, tmp_path: Path) -> None:
 
     answers = told(places, "orig2345")[0].answers
 
-    assert "no such recipe" in answers.fault
+    assert "no recipe 'mine'" in answers.fault
     assert answers.fits is not None
     assert answers.fits.changes
 
@@ -250,7 +250,7 @@ def test_a_recipe_that_is_gone_leaves_the_values(places: Places, tmp_path: Path)
 
     text = text_of(spec_lines(told(places, "orig2345")[0], 120))
 
-    assert "there is no such recipe" in text
+    assert "no recipe 'mine'" in text
     assert "256" in line_of(text, "max_anchors")
 
 
@@ -319,7 +319,7 @@ def test_a_run_from_elsewhere_has_its_values_and_says_what_is_missing(tmp_path: 
         detail = read_detail(reader, reader.run("else2345"), CurvesAsk())
 
     assert answers_of(None, detail) == Answers()
-    assert "no such recipe" in answers_of(places, detail).fault
+    assert "no recipe 'theirs'" in answers_of(places, detail).fault
 
 
 def test_a_bad_end_that_nothing_explains_shows_its_last_words(filled_yard: Path) -> None:
