@@ -21,7 +21,7 @@ QUESTIONS = {
     "which run is worst off": ("s", [r"^▌R\? qwen27b/v6 .*host unreachable for 25m"]),
     "why did the last one die": (
         "exclamation_mark",
-        [r"O qwen3.6-27b/ddtree", r"GPU out of memory +stage backward, step 181", r"asked for 11.15 GiB with 9.31 GiB free on GPU 5"],
+        [r"O qwen3.6-27b/ddtree", r"GPU out of memory +stage backward, step 181", r"Tried to allocate 11.15 GiB"],
     ),
     "what would fit": (
         "exclamation_mark",
@@ -34,7 +34,7 @@ QUESTIONS = {
     ),
     "when will it end and why did that move": (
         "j enter",
-        [r"ends in 1d15h Wed 06:11 +1h21m later than its mean pace: wait \+44 ms a step"],
+        [r"ends in 1d15h Wed 06:11", r"1h21m later than its mean pace: forward \+44 ms a step"],
     ),
     "who holds the memory of GPU 5": ("2", [r"GPU 5 .*84.3 of 95.0 GiB .*qwen27b/ddtree h7kq2mxd"]),
     "what differs between these two runs": (
