@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _DECODED = ("accepted [95 %]", "speed [95 %]", "same", "tie", "bad")  # narrow: 80 columns
 _TEXTS = "same, tie, bad: texts equal to plain decoding's, unequal at a near tie of two tokens, unequal otherwise"
+_REPLAYED = "replayed: rounds read off the plain text, which gives those of decoding but for near ties"
 
 
 def ladder(page: RunPage, width: int) -> list[str]:
@@ -72,6 +73,7 @@ def evaluations(page: RunPage, width: int) -> list[str]:
         columns = [Column("way"), *(Column(name, is_number=True) for name in _DECODED)]
         lines += table(columns, [_way(row) for row in known], width=width)
         lines += wrapped(_TEXTS, width)
+        lines += wrapped(_REPLAYED, width) if any(map(_is_replayed, known)) else []
         if newest.protocol.get("device") == "cpu":
             lines.append("speed on a processor says little: look at the tokens a round")
     lines += [text for row in known for text in _gains(row)]
@@ -224,10 +226,9 @@ def _way(row: EvaluationRow) -> list[str | Cell]:
     protocol, values = row.protocol, row.values
     budget = f" of {protocol['budget']}" if protocol.get("budget") else ""
     name = f"{protocol.get('drafter', '')} {protocol.get('method', '')}{budget}".strip()
-    followed = ", followed" if str(protocol.get("rounds", "")).startswith("followed") else ""
     wrong = _real(values, "mismatches")
     return [
-        name + followed,
+        f"{name}, replayed" if _is_replayed(row) else name,
         f"{_real(values, 'acceptance_length') or 0:.2f} {_interval(values, 'acceptance_length')}",
         f"x{values['speed_up']:.2f} {_interval(values, 'speed_up')}"
         if isinstance(values.get("speed_up"), float)
@@ -236,6 +237,11 @@ def _way(row: EvaluationRow) -> list[str | Cell]:
         number(_real(values, "near_ties")),
         Cell(number(wrong), colour="red" if wrong else None),
     ]
+
+
+def _is_replayed(row: EvaluationRow) -> bool:
+    """Older rows say it in another word."""
+    return str(row.protocol.get("rounds", "")).startswith(("replayed", "followed"))
 
 
 def _gains(row: EvaluationRow) -> list[str]:

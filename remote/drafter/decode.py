@@ -96,7 +96,7 @@ def decode_tree(
 
 
 @torch.no_grad()
-def follow_chain(
+def replay_chain(
     target: Target, drafter: DFlashDrafter, prompt: Sequence[int], plain: Decoded, setting: Setting
 ) -> tuple[int, ...]:
     """`Decoded.accepted` of `decode_chain`, where the target's own text is known: its passes over drafts are spared.

@@ -1,10 +1,10 @@
 """Acceptance measured by really decoding held-out prompts: plain once, then drafted by chain and by tree.
 
 The plain decode is made once and serves every drafter: as the clock, as the text that drafting must
-reproduce, and as the answers of the offline estimates. A drafted text may differ only where two tokens
-are so near that the rounding of a wider pass decides; such a place is counted and explained, any other
-is counted as a mismatch. The untrained drafter only says what training was worth: its rounds are followed
-along the plain text, which gives the same as decoding but for near ties, for a fraction of the passes, and no clock.
+reproduce, and as the answers of the offline estimates. A drafted text may differ by near ties alone, which are
+counted and explained (`lossless`); any other is counted as a mismatch. The untrained drafter only says what training
+was worth: its rounds are replayed along the plain text, which gives the same as decoding but for near ties, for a
+fraction of the passes, and no clock. Each row is told when it is known, so that an end in the middle keeps those before.
 Each distinct prompt counts once. Prompts whose plain text runs in circles, or is a single token that leaves
 nothing to draft, are counted and left out everywhere.
 
@@ -13,32 +13,28 @@ Every row carries how it was measured; rows of different protocols are not compa
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from remote.drafter.answers import protocol_of
 from remote.drafter.data import Chat
-from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain, decode_tree, follow_chain
+from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain, decode_tree, replay_chain
 from remote.drafter.estimate import Estimates, estimate
 from remote.drafter.export import load_exported
 from remote.drafter.interval import Interval, bootstrap, bootstrap_sums, difference
 from remote.drafter.library_decoder import LibraryDecoder
+from remote.drafter.lossless import difference_from_plain
 from remote.drafter.model import DFlashDrafter
 from remote.drafter.target import Progress, Target, silent
+from remote.drafter.workbench import Choices, fresh_drafter
 from remote.spec import DFlashSpec
 
-# Two logits closer than this may change places when the same token is computed in a wider pass. Float32:
-# ten times what a few hundred positions of SmolLM2 differed by; bfloat16 keeps 8 bits of logits near 30.
-NEAR_TIE_LOGITS = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-FOLLOWED = "followed along the plain text"  # how rounds were measured that no decoding made
+REPLAYED = "replayed along the plain text"  # how rounds were measured that no decoding made
 _LONGEST_PERIOD = 8  # tokens of the n-gram that a degenerate text repeats
 
 
@@ -51,13 +47,22 @@ class EvaluationRow:
 
     protocol: dict[str, Any]
     values: dict[str, Any]
+    notes: tuple[str, ...] = ()  # every prompt left out, or every difference between a drafted text and the plain one
+
+
+def _untold(row: EvaluationRow) -> None:
+    """Tells nobody."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
     rows: tuple[EvaluationRow, ...]
-    notes: tuple[str, ...]  # every difference between a drafted text and the plain one, explained
     summary: str  # for a person
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of every row."""
+        return tuple(note for row in self.rows for note in row.notes)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class _Run:
     method: str  # chain or tree
     budget: int | None
     rounds: list[tuple[int, ...]]  # of each prompt: tokens that each of its rounds committed
-    texts: list[Decoded] | None  # None where the plain text was followed
+    texts: list[Decoded] | None  # None where rounds were replayed along the plain text
 
     @property
     def lengths(self) -> list[float]:
@@ -87,7 +92,7 @@ class _Run:
 
     @property
     def name(self) -> str:
-        return _name(self.drafter, self.budget, is_followed=self.texts is None)
+        return _name(self.drafter, self.budget, is_replayed=self.texts is None)
 
 
 @dataclass
@@ -100,7 +105,14 @@ class _Bench:
     num_duplicates: int = 0
     num_degenerate: int = 0
     num_undrafted: int = 0
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of the row in the making
+    rows: list[EvaluationRow] = field(default_factory=list)
+
+    def tell(self, row: EvaluationRow, on_row: Callable[[EvaluationRow], None]) -> None:
+        """The row with the notes that were made on the way to it."""
+        self.rows.append(replace(row, notes=tuple(self.notes)))
+        self.notes.clear()
+        on_row(self.rows[-1])
 
     def telling(self, way: str, items: Sequence[_T]) -> Iterator[_T]:
         """The items, one text each, told as they are done: each way by itself, as a text costs each another time.
@@ -119,10 +131,10 @@ def _each(items: Sequence[_T], say: Callable[..., None]) -> Iterator[_T]:
         say(done=done)
 
 
-def _name(drafter: str, budget: int | None, *, is_followed: bool = False) -> str:
-    """`trained chain`, `trained tree of 16 nodes`, `untrained chain, followed`."""
+def _name(drafter: str, budget: int | None, *, is_replayed: bool = False) -> str:
+    """`trained chain`, `trained tree of 16 nodes`, `untrained chain, replayed`."""
     way = f"{drafter} chain" if budget is None else f"{drafter} tree of {budget} nodes"
-    return f"{way}, followed" if is_followed else way
+    return f"{way}, replayed" if is_replayed else way
 
 
 def evaluate(
@@ -132,26 +144,31 @@ def evaluate(
     *,
     prompts: Sequence[Chat],
     progress: Progress = silent,
+    on_row: Callable[[EvaluationRow], None] = _untold,
 ) -> Evaluation:
     """Decodes the first `evaluate.num_prompts` distinct ones of `prompts` in every way, and estimates the rest.
 
     Trees are decoded for every budget on a GPU; on a processor, where a wide one costs minutes, for the smallest.
-    With `evaluate.compare_untrained` a chain is also followed with the same drafter before its first step.
+    With `evaluate.compare_untrained` a chain is also replayed with the same drafter before its first step.
+    `on_row` hears of each row when it is known; a row is compared with those before it alone.
     """
     budgets = sorted(spec.evaluate.tree_budgets)
     decoded = budgets if target.device.type == "cuda" else budgets[:1]
     chats, num_duplicates = _distinct(prompts, spec.evaluate.num_prompts)
     bench = _Bench(target, spec, progress, num_duplicates=num_duplicates)
     cases = _plain_cases(bench, chats)
-    runs = [_run(bench, cases, drafter, ("trained", None))]
-    runs += [_run(bench, cases, drafter, ("trained", budget)) for budget in decoded]
+    bench.tell(_plain_row(bench, cases), on_row)
+    runs = list[_Run]()
     if spec.evaluate.compare_untrained:
-        runs.append(_followed(bench, cases, before_training(drafter, spec)))
+        runs.append(_replayed(bench, cases, before_training(drafter, spec)))
+        bench.tell(_run_row(bench, cases, runs[-1], runs), on_row)
+    for budget in (None, *decoded):
+        runs.append(_run(bench, cases, drafter, ("trained", budget)))
+        bench.tell(_run_row(bench, cases, runs[-1], runs), on_row)
     texts = [(case.prompt, case.plain) for case in cases]
     estimates = estimate(drafter, target, texts, budgets=budgets or [1], progress=progress)
-    rows = [_plain_row(bench, cases), *(_run_row(bench, cases, run, runs) for run in runs)]
-    rows.append(_offline_row(bench, cases, estimates))
-    return Evaluation(tuple(rows), tuple(bench.notes), _summary(bench, cases, runs))
+    bench.tell(_offline_row(bench, cases, estimates), on_row)
+    return Evaluation(tuple(bench.rows), _summary(bench, cases, runs))
 
 
 def _distinct(prompts: Sequence[Chat], limit: int) -> tuple[list[Chat], int]:
@@ -225,17 +242,17 @@ def _run(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter, way: tup
     return _Run(name, "chain" if budget is None else "tree", budget, rounds, texts)
 
 
-def _followed(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter) -> _Run:
-    told = bench.telling(_name("untrained", None, is_followed=True), cases)
-    rounds = [follow_chain(bench.target, drafter, case.prompt, case.plain, case.setting) for case in told]
+def _replayed(bench: _Bench, cases: Sequence[_Case], drafter: DFlashDrafter) -> _Run:
+    told = bench.telling(_name("untrained", None, is_replayed=True), cases)
+    rounds = [replay_chain(bench.target, drafter, case.prompt, case.plain, case.setting) for case in told]
     return _Run("untrained", "chain", None, rounds, texts=None)
 
 
 def before_training(drafter: DFlashDrafter, spec: DFlashSpec) -> DFlashDrafter:
-    """A copy of the drafter as it was before its first step: freshly drawn, or the one that training went on from."""
-    fresh = copy.deepcopy(drafter)
-    device = next(fresh.parameters()).device  # drawn where training drew it: another device is another draw
-    fresh.init_weights(torch.Generator(device).manual_seed(spec.train.seed))
+    """The drafter as it was before its first step: freshly drawn, or the one that training went on from."""
+    weight = next(drafter.parameters())  # drawn where training drew it: another device or dtype is another draw
+    choices = Choices(weight.dtype, drafter.backend, drafter.is_fused, reasons={})
+    fresh = fresh_drafter(spec, choices, device=weight.device)
     if spec.drafter.init_from is not None:
         load_exported(Path(spec.drafter.init_from), fresh, spec.target)
     return fresh
@@ -255,7 +272,7 @@ def _run_row(bench: _Bench, cases: Sequence[_Case], run: _Run, runs: Sequence[_R
     }
     way: dict[str, Any] = {"method": run.method, "budget": run.budget, "drafter": run.drafter}
     if run.texts is None:
-        return EvaluationRow(_protocol(bench, cases, **way, rounds=FOLLOWED), values)
+        return EvaluationRow(_protocol(bench, cases, **way, rounds=REPLAYED), values)
     values["num_tokens"] = sum(len(text.ids) for text in run.texts)
     values |= _tokens_per_s(run.texts).values("tokens_per_s") | _speed_up(cases, run.texts).values("speed_up")
     values |= _texts_against_plain(bench, cases, run)
@@ -263,7 +280,7 @@ def _run_row(bench: _Bench, cases: Sequence[_Case], run: _Run, runs: Sequence[_R
         is_same_way = (run.method, run.budget) == (other.method, other.budget)
         if run.drafter == "trained" and other.drafter == "untrained" and is_same_way:
             values |= difference(run.lengths, other.lengths).values("over_untrained")
-            way["untrained_rounds"] = FOLLOWED if other.texts is None else "decoded"
+            way["untrained_rounds"] = REPLAYED if other.texts is None else "decoded"
         if run.method == "tree" and other.method == "chain" and run.drafter == other.drafter:
             values |= difference(run.lengths, other.lengths).values("over_chain")
     return EvaluationRow(_protocol(bench, cases, **way), values)
@@ -278,46 +295,19 @@ def _acceptance_at(rounds: Sequence[Sequence[int]], block_size: int) -> list[flo
 
 
 def _texts_against_plain(bench: _Bench, cases: Sequence[_Case], run: _Run) -> dict[str, int]:
-    """How many texts are the plain one, differ first at a near tie, or differ for no such reason; greedy only."""
+    """How many texts are the plain one, differ by near ties alone, or differ for no such reason; greedy only."""
     if run.texts is None or bench.spec.evaluate.temperature > 0:
         return {}
     counts = {"texts_equal": 0, "near_ties": 0, "mismatches": 0}
     for case, text in zip(cases, run.texts, strict=True):
         limit = case.setting.max_new_tokens
-        if text.ids[:limit] == case.plain.ids[:limit]:
+        found = difference_from_plain(bench.target, case.prompt, plain=case.plain.ids[:limit], text=text.ids[:limit])
+        if found is None:
             counts["texts_equal"] += 1
             continue
-        is_near, words = _parting(bench.target, case, text)
-        counts["near_ties" if is_near else "mismatches"] += 1
-        reason = (
-            "a near tie: the wider pass rounds differently" if is_near else "NOT a near tie: decoding is not lossless"
-        )
-        bench.notes.append(f"prompt {case.number}, {run.name}: {words}, {reason}")
+        counts["near_ties" if found.is_near else "mismatches"] += 1
+        bench.notes.append(f"prompt {case.number}, {run.name}: {found.words}")
     return counts
-
-
-def _parting(target: Target, case: _Case, text: Decoded) -> tuple[bool, str]:
-    """Whether rounding explains where the text leaves the plain one, and that place in words."""
-    length = min(len(text.ids), len(case.plain.ids))
-    if text.ids[:length] == case.plain.ids[:length]:  # no two tokens part here, so no rounding does
-        which, other = ("the text", "the plain one") if length == len(text.ids) else ("the plain text", "this one")
-        return False, f"{which} ends after {length} tokens where {other} goes on"
-    gap, place, words = _first_difference(target, case, text)
-    is_near = gap <= NEAR_TIE_LOGITS.get(target.dtype, 0.0)
-    return is_near, f"from token {place + 1} on the text differs from the plain one; {words} are {gap:.2g} logits apart"
-
-
-@torch.no_grad()
-def _first_difference(target: Target, case: _Case, text: Decoded) -> tuple[float, int, str]:
-    """(logits between the two tokens, where, the tokens in words) at the first place the texts part."""
-    pairs = zip(case.plain.ids, text.ids, strict=False)
-    place = next(i for i, (a, b) in enumerate(pairs) if a != b)
-    ids = torch.tensor([[*case.prompt, *case.plain.ids[:place]]], device=target.device)
-    position = torch.arange(ids.shape[1], device=target.device)[None]
-    logits_V = target.logits(target.decoder.run(ids, position).last_hidden_BQH[0, -1])
-    ours, theirs = case.plain.ids[place], text.ids[place]
-    words = f"{target.tokenizer.decode([ours])!r} and {target.tokenizer.decode([theirs])!r}"
-    return abs(float(logits_V[ours] - logits_V[theirs])), place, words
 
 
 def _tokens_per_s(texts: Sequence[Decoded]) -> Interval:

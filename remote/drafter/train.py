@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from remote.drafter import checkpoint, workbench
 from remote.drafter.checkpoint import CorruptCheckpoint, Position
 from remote.drafter.data import Dataset, read_chats
-from remote.drafter.evaluate import evaluate
+from remote.drafter.evaluate import EvaluationRow, evaluate
 from remote.drafter.feed import Feed, OwnFeed, QueuedFeed
 from remote.drafter.job import Job, StopWish, devices, failures_placed, versions
 from remote.drafter.log import Window, log_step, stop_at_non_finite
@@ -161,13 +161,16 @@ def _mean(name: str, logged: Sequence[Metrics]) -> float | None:
 
 
 def measure_acceptance(job: Job, drafter: DFlashDrafter, target: Target, *, step: int) -> None:
-    """Decodes held-out prompts with and without the drafter and reports what came of it."""
-    prompts = read_chats(job.data_dir / job.spec.data.held_out)
-    evaluation = evaluate(drafter, target, job.spec, prompts=prompts, progress=job.reporter.progress)
-    for row in evaluation.rows:
+    """Decodes held-out prompts with and without the drafter and reports what came of it, each row when it is known."""
+
+    def report(row: EvaluationRow) -> None:
+        for text in row.notes:
+            job.say(text)
         job.reporter.evaluation(step, protocol=row.protocol, values=row.values)
-    for text in (*evaluation.notes, evaluation.summary):
-        job.say(text)
+
+    prompts = read_chats(job.data_dir / job.spec.data.held_out)
+    progress = job.reporter.progress
+    job.say(evaluate(drafter, target, job.spec, prompts=prompts, progress=progress, on_row=report).summary)
 
 
 def load(job: Job, choices: Choices) -> Target:

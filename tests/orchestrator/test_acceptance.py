@@ -90,7 +90,7 @@ def test_runs_stay_comparable_where_only_one_was_measured_beside_its_untrained_d
     store: Store, yard: Yard
 ) -> None:
     """How the untrained one was measured says nothing of the length that stands there."""
-    store.ingest(batch([_decoded(40, 1.7, untrained_rounds="followed along the plain text")], run_id="best"))
+    store.ingest(batch([_decoded(40, 1.7, untrained_rounds="replayed along the plain text")], run_id="best"))
 
     assert yard.run("compare", "best", "later") == 0
 

@@ -110,14 +110,15 @@ def test_the_page_of_a_trained_run_tells_what_it_is_worth(places: Places) -> Non
     assert "draftyard evaluate kxxxaaaa" in text
 
 
-def test_a_way_that_was_followed_and_not_decoded_is_called_that_within_80_columns(places: Places) -> None:
+@pytest.mark.parametrize("word", ["replayed", "followed"])  # what older rows say
+def test_a_way_that_was_replayed_and_not_decoded_is_called_that_within_80_columns(places: Places, word: str) -> None:
     run_id = _trained(places)
     speed = {"speed_up": 0.94, "speed_up_low": 0.91, "speed_up_high": 0.97}
     ways = [
         ({"method": "chain", "drafter": "trained"}, _decoded(1.71, **speed)),
         ({"method": "tree", "budget": 16, "drafter": "trained"}, _decoded(2.71, **speed)),
         (
-            {"method": "chain", "drafter": "untrained", "rounds": "followed along the plain text"},
+            {"method": "chain", "drafter": "untrained", "rounds": f"{word} along the plain text"},
             {"acceptance_length": 1.0, "acceptance_length_low": 1.0, "acceptance_length_high": 1.0},
         ),
     ]
@@ -134,9 +135,10 @@ def test_a_way_that_was_followed_and_not_decoded_is_called_that_within_80_column
     assert [line.partition("  ")[0] for line in table[1:]] == [
         "trained chain",
         "trained tree of 16",
-        "untrained chain, followed",
+        "untrained chain, replayed",
     ]
     assert max(map(len, table)) <= 80
+    assert "replayed: rounds read off the plain text, which gives those of decoding" in " ".join(lines)
 
 
 def test_the_page_sets_the_plan_against_what_was_measured(places: Places) -> None:

@@ -10,10 +10,12 @@ from statistics import mean
 import pytest
 import torch
 
+from orchestrator.recipe import load_recipe
 from remote.drafter.attention import choose_backend
-from remote.drafter.decode import Setting, decode_chain, decode_plain, decode_tree, follow_chain
+from remote.drafter.decode import Setting, decode_chain, decode_plain, decode_tree, replay_chain
 from remote.drafter.model import DFlashDrafter
 from remote.drafter.target import load_target
+from remote.drafter.workbench import choose, fresh_drafter
 
 pytestmark = pytest.mark.slow  # real decoding
 
@@ -192,7 +194,7 @@ def test_the_rounds_of_a_chain_are_told_from_the_plain_text_alone(
     drafter = ScriptedDrafter(tiny_target, tiny_drafter_spec, [*prompt, *longer.ids], skill=skill)
     decoded = decode_chain(tiny_target, drafter, prompt, setting)
 
-    accepted = follow_chain(tiny_target, drafter.again(), prompt, plain, setting)
+    accepted = replay_chain(tiny_target, drafter.again(), prompt, plain, setting)
 
     assert decoded.ids == plain.ids
     assert accepted == decoded.accepted
@@ -208,12 +210,12 @@ def test_following_a_text_gives_the_drafter_what_decoding_gives_it(
     decoding = scripted.again()
 
     decode_chain(tiny_target, decoding, prompt, Setting(LENGTH))
-    follow_chain(tiny_target, scripted, prompt, plain, Setting(LENGTH))
+    replay_chain(tiny_target, scripted, prompt, plain, Setting(LENGTH))
 
     assert [len(features) for features in scripted.seen] == [len(features) for features in decoding.seen]
     torch.testing.assert_close(torch.cat(scripted.seen), torch.cat(decoding.seen), rtol=1e-3, atol=1e-4)
     own = decode_chain(tiny_target, drafter, prompt, Setting(LENGTH)).accepted
-    assert follow_chain(tiny_target, drafter, prompt, plain, Setting(LENGTH)) == own
+    assert replay_chain(tiny_target, drafter, prompt, plain, Setting(LENGTH)) == own
 
 
 def test_a_text_that_has_stopped_is_followed_past_its_stop_token(tiny_target, tiny_drafter_spec, prompt, plain):
@@ -222,7 +224,7 @@ def test_a_text_that_has_stopped_is_followed_past_its_stop_token(tiny_target, ti
     drafter = ScriptedDrafter(stopping, tiny_drafter_spec, [*prompt, *plain.ids], skill=1.0)
     decoded = decode_chain(stopping, drafter, prompt, Setting(LENGTH))
 
-    assert follow_chain(stopping, drafter.again(), prompt, stopped, Setting(LENGTH)) == decoded.accepted
+    assert replay_chain(stopping, drafter.again(), prompt, stopped, Setting(LENGTH)) == decoded.accepted
     assert sum(decoded.accepted) > len(stopped.ids) - 1
 
 
@@ -310,3 +312,24 @@ def exact_pairs(target, prompt, temperature, *, keep) -> dict[tuple[int, ...], f
 def _next_logits(target, ids):
     states = target.decoder.run(torch.tensor([ids]), torch.arange(len(ids))[None])
     return target.logits(states.last_hidden_BQH[0, -1])
+
+
+@pytest.mark.xdist_group("smollm2")  # what they share costs some seconds to make
+def test_on_smollm2_the_untrained_drafter_is_replayed_as_it_is_decoded(smollm2):
+    """What an evaluation says of it without decoding: round by round the same, and its texts are the plain ones."""
+    spec = load_recipe("smollm2").resolve("ce").spec
+    untrained = fresh_drafter(spec, choose(spec, torch.device("cpu")), device=torch.device("cpu"))
+    setting = Setting(16)
+    for question in ("What is the capital of France?", "Count from one to ten."):
+        prompt = smollm2.prompt_ids([{"role": "user", "content": question}])
+        plain = decode_plain(smollm2, prompt, setting)
+
+        decoded = decode_chain(smollm2, untrained, prompt, setting)
+
+        assert decoded.ids == plain.ids
+        assert replay_chain(smollm2, untrained, prompt, plain, setting) == decoded.accepted
+    # It accepts next to nothing; one that is right half the time shows that longer rounds are told from short ones.
+    half_right = ScriptedDrafter(smollm2, spec.drafter, [*prompt, *plain.ids], skill=0.6)
+    decoded = decode_chain(smollm2, half_right, prompt, setting)
+    assert max(decoded.accepted) > 1
+    assert replay_chain(smollm2, half_right.again(), prompt, plain, setting) == decoded.accepted

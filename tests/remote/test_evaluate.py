@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote.drafter import evaluate as evaluation_room
+from remote.drafter import workbench
 from remote.drafter.attention import Backend, choose_backend
 from remote.drafter.data import Chat
-from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain
+from remote.drafter.decode import Decoded, Setting, decode_chain, decode_plain, replay_chain
 from remote.drafter.estimate import estimate
 from remote.drafter.evaluate import evaluate, is_degenerate
 from remote.drafter.export import export_drafter
 from remote.drafter.interval import bootstrap, bootstrap_sums, difference
 from remote.drafter.model import DFlashDrafter
+from remote.drafter.target import Target
 from tests.remote.specs import tiny_spec
 
 QUESTIONS = ["Why is it so?", "Who?", "When did they come?", "2 + 2", "A poem about rain.", "No"]
@@ -63,9 +65,9 @@ def test_every_way_of_decoding_has_a_row_with_its_protocol(evaluation):
 
     assert ways == [
         ("plain", None, None),
+        ("chain", "untrained", None),
         ("chain", "trained", None),
         ("tree", "trained", 4),
-        ("chain", "untrained", None),
         ("offline", "trained", None),
     ]
     for found in evaluation.rows:
@@ -104,7 +106,7 @@ def test_trained_and_untrained_and_tree_and_chain_are_compared_by_prompt(evaluat
 
 
 @pytest.mark.slow
-def test_the_untrained_drafter_is_followed_along_the_plain_text_and_not_decoded_with(
+def test_the_untrained_drafter_is_replayed_along_the_plain_text_and_not_decoded_with(
     evaluation, drafter, tiny_target, spec, chats
 ):
     """Its acceptance is what decoding would measure; it reads each text in one pass, and has no clock and no text."""
@@ -114,19 +116,19 @@ def test_the_untrained_drafter_is_followed_along_the_plain_text_and_not_decoded_
     cases = [(tiny_target.prompt_ids(chat.messages), Setting(16)) for chat in chats[:5]]
     decoded = [decode_chain(tiny_target, untrained, *case).accepted for case in cases]
 
-    assert found.protocol["rounds"] == "followed along the plain text"
+    assert found.protocol["rounds"] == "replayed along the plain text"
     assert num_prompts == 5, "every text counts, or the means below are of others"
     assert found.values["num_rounds"] == sum(map(len, decoded))
     assert found.values["acceptance_length"] == pytest.approx(sum(sum(a) / len(a) for a in decoded) / 5)
     assert not {"tokens_per_s", "speed_up", "texts_equal", "near_ties", "mismatches"} & set(found.values)
-    assert "untrained chain, followed: " in evaluation.summary
+    assert "untrained chain, replayed: " in evaluation.summary
 
 
 @pytest.mark.slow
 def test_a_row_that_is_compared_with_the_untrained_drafter_says_how_that_was_measured(evaluation):
     for found in evaluation.rows:
         told = found.protocol.get("untrained_rounds")
-        assert told == ("followed along the plain text" if "over_untrained" in found.values else None)
+        assert told == ("replayed along the plain text" if "over_untrained" in found.values else None)
 
 
 @pytest.mark.slow
@@ -165,6 +167,42 @@ def test_the_drafter_before_its_first_step_is_the_one_training_went_on_from(draf
     assert torch.equal(start.fc.weight, drafter.fc.weight.bfloat16().float())  # as an export holds it
     assert not torch.equal(evaluation_room.before_training(moved, spec).fc.weight, start.fc.weight)
     assert torch.equal(moved.fc.weight, -drafter.fc.weight)
+
+
+def test_the_drafter_before_its_first_step_is_the_one_that_training_draws(spec):
+    choices = workbench.choose(spec, torch.device("cpu"))
+    drawn = workbench.fresh_drafter(spec, choices, device=torch.device("cpu"))
+    trained = copy.deepcopy(drawn)
+    with torch.no_grad():
+        for weight in trained.parameters():
+            weight.add_(1)
+
+    start = evaluation_room.before_training(trained, spec)
+
+    assert all(torch.equal(*pair) for pair in zip(start.parameters(), drawn.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_row_is_told_when_it_is_known(drafter, tiny_target, spec, chats):
+    """An evaluation of hours that ends in the middle keeps what it had measured."""
+    told = []
+
+    class PowerCut(Exception):
+        pass
+
+    def progress(what, *, done, total, unit):
+        if what == "decoding: trained tree of 4 nodes" and done == 1:
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        evaluate(drafter, tiny_target, spec, prompts=chats, progress=progress, on_row=told.append)
+
+    assert [(r.protocol["method"], r.protocol.get("drafter")) for r in told] == [
+        ("plain", None),
+        ("chain", "untrained"),
+        ("chain", "trained"),
+    ]
+    assert "over_untrained" in told[-1].values
 
 
 class Counting(DFlashDrafter):
@@ -224,9 +262,24 @@ def test_a_difference_that_is_no_near_tie_is_a_mismatch_and_says_so(drafter, tin
     assert "NOT a near tie" in bench.notes[0]
 
 
-@pytest.mark.parametrize(("method", "budget", "name"), [("chain", None, "chain"), ("tree", 4, "tree of 4 nodes")])
-def test_a_difference_at_a_near_tie_is_counted_and_explained(drafter, tiny_target, spec, chats, method, budget, name):
-    """Two tokens with one row of the head: their logits are as good as equal wherever they stand."""
+@dataclass(frozen=True)
+class Tied:
+    """A target of which two tokens have as good as one row of the head, and a text that took the other one of them."""
+
+    target: Target
+    case: evaluation_room._Case
+    place: int  # where the texts part
+    text: Decoded  # behind that place what the target says after it
+
+    def counts(self, ids, *, method="chain", budget=None):
+        bench = evaluation_room._Bench(self.target, tiny_spec(), lambda *a, **k: None)
+        text = replace(self.text, ids=tuple(ids))
+        run = evaluation_room._Run("trained", method, budget, [text.accepted], [text])
+        return evaluation_room._texts_against_plain(bench, [self.case], run), bench.notes[0]
+
+
+@pytest.fixture(scope="module")
+def tied(tiny_target, chats):
     prompt = tiny_target.prompt_ids(chats[0].messages)
     first = decode_plain(tiny_target, prompt, Setting(8)).ids[3]
     head = tiny_target.head_VH.clone()
@@ -235,18 +288,76 @@ def test_a_difference_at_a_near_tie_is_counted_and_explained(drafter, tiny_targe
     target = replace(tiny_target, head_VH=head)
     plain = decode_plain(target, prompt, Setting(8))
     place = next(i for i, token in enumerate(plain.ids) if token in (first, other))
-    swapped = {first: other, other: first}[plain.ids[place]]
-    text = replace(plain, ids=(*plain.ids[:place], swapped, *plain.ids[place + 1 :]))
-    bench = evaluation_room._Bench(target, spec, lambda *a, **k: None)
-    case = evaluation_room._Case(1, prompt, Setting(8), plain)
-
-    counts = evaluation_room._texts_against_plain(
-        bench, [case], evaluation_room._Run("trained", method, budget, [text.accepted], [text])
+    begun = [*plain.ids[:place], {first: other, other: first}[plain.ids[place]]]
+    behind = decode_plain(target, [*prompt, *begun], Setting(8 - len(begun))).ids
+    assert place < 6
+    return Tied(
+        target, evaluation_room._Case(1, prompt, Setting(8), plain), place, replace(plain, ids=(*begun, *behind))
     )
 
+
+@pytest.mark.parametrize(("method", "budget", "name"), [("chain", None, "chain"), ("tree", 4, "tree of 4 nodes")])
+def test_a_difference_at_a_near_tie_is_counted_and_explained(tied, method, budget, name):
+    counts, note = tied.counts(tied.text.ids, method=method, budget=budget)
+
     assert counts == {"texts_equal": 0, "near_ties": 1, "mismatches": 0}
-    assert bench.notes[0].startswith(f"prompt 1, trained {name}: from token {place + 1} on the text differs")
-    assert bench.notes[0].endswith(" logits apart, a near tie: the wider pass rounds differently")
+    assert note.startswith(f"prompt 1, trained {name}: from token {tied.place + 1} on the text differs")
+    assert " logits apart, " in note
+    assert note.endswith(
+        "near ties: the wider pass rounds differently"
+        if "first of" in note
+        else "a near tie: the wider pass rounds differently"
+    )
+
+
+@pytest.mark.parametrize("behind", ["the last token", "every token"])
+def test_a_near_tie_hides_nothing_that_comes_after_it(tied, behind):
+    """From there on the plain text says nothing of it: the target is asked again."""
+    ids = list(tied.text.ids)
+    wrong = len(ids) - 1 if behind == "the last token" else tied.place + 1
+    ids[wrong:] = [(token + 7) % 260 for token in ids[wrong:]]
+
+    counts, note = tied.counts(ids)
+
+    assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
+    assert f"from token {tied.place + 1} on the text differs" in note
+    assert f"; its token {wrong + 1}, " in note
+    assert note.endswith("NOT a near tie: decoding is not lossless")
+
+
+def test_a_plain_text_that_is_not_the_targets_own_explains_no_difference(tied):
+    """The two tokens must both be as good as the best: not near one another far below it."""
+    plain = tied.case.plain
+    broken = (*plain.ids[: tied.place], (plain.ids[tied.place] + 9) % 260, *plain.ids[tied.place + 1 :])
+    case = replace(tied.case, plain=replace(plain, ids=broken))
+
+    counts, _ = replace(tied, case=case).counts(tied.text.ids)
+
+    assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
+
+
+def test_a_text_that_differs_and_goes_on_after_its_stop_token_is_a_mismatch(tied):
+    stopping = replace(tied.target, stop_ids=frozenset({tied.text.ids[tied.place]}))
+
+    counts, note = replace(tied, target=stopping).counts(tied.text.ids)
+
+    assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
+    assert f"it goes on after token {tied.place + 1}, which ends it" in note
+
+
+def test_a_text_that_differs_costs_one_pass_of_the_target(tied):
+    passes = []
+
+    class Noting:
+        def run(self, ids_BQ, position_BQ, **options):
+            passes.append(ids_BQ.shape)
+            return tied.target.decoder.run(ids_BQ, position_BQ, **options)
+
+    noting = replace(tied, target=replace(tied.target, decoder=Noting()))
+
+    noting.counts(tied.text.ids)
+
+    assert passes == [(1, len(tied.case.prompt) + len(tied.text.ids) - 1)]
 
 
 @pytest.mark.parametrize(("kept", "limit"), [(3, 8), (7, 8), (3, 4)])
@@ -348,7 +459,7 @@ def test_an_evaluation_says_how_far_it_is_before_the_first_text_and_after_the_la
         return lambda *given, **options: num_said.append(len(said)) or way(*given, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        for way in (decode_plain, decode_chain):
+        for way in (decode_plain, replay_chain, decode_chain):
             patch.setattr(evaluation_room, way.__name__, counting(way))
         evaluate(drafter, tiny_target, spec, prompts=chats, progress=progress)
 
@@ -385,7 +496,7 @@ def test_every_way_of_decoding_tells_its_own_count_of_texts(drafter, tiny_target
         "decoding: plain": [(0, 3), (1, 3), (2, 3), (3, 3)],
         "decoding: trained chain": [(0, 2), (1, 2), (2, 2)],
         "decoding: trained tree of 4 nodes": [(0, 2), (1, 2), (2, 2)],
-        "decoding: untrained chain, followed": [(0, 2), (1, 2), (2, 2)],
+        "decoding: untrained chain, replayed": [(0, 2), (1, 2), (2, 2)],
     }
 
 

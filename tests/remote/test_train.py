@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.follow.importing import import_folder
+from orchestrator.store.writes import Store
 from remote import wire
 from remote.drafter import checkpoint, hidden, real_rows, self_check, synthetic, teacher, workbench
 from remote.drafter import train as training
@@ -28,10 +30,11 @@ from remote.drafter.teacher import Expectation
 from remote.drafter.train import train
 from remote.processes import Identity
 from remote.report import Reporter
-from remote.rundir import RunDir
+from remote.rundir import RunDir, write_json
 from remote.spec import DFlashSpec, NoiseSpec
+from tests import warm
 from tests.remote.disks import disk_that_takes
-from tests.remote.jobs import events, make_job, make_run, run_job, start_job, tiny_job_spec, wait_for
+from tests.remote.jobs import TREE, events, make_job, make_run, run_job, start_job, tiny_job_spec, wait_for
 
 pytestmark = pytest.mark.slow  # whole trainings, however small
 
@@ -388,6 +391,31 @@ def test_what_comes_after_the_last_step_is_told_from_its_first_moment(
     steps = [(event.fields["what"], event.fields["done"]) for event in said[start + 1 :]]
     assert steps[:6] == [*(("loading the target", part) for part in range(5)), ("decoding: plain", 0)]
     assert {what.partition(":")[0] for what, _ in steps[6:]} == {"decoding", "estimating acceptance"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_an_evaluation_that_ends_in_its_second_way_leaves_the_first_in_the_store(
+    tmp_path: Path, tiny_target_spec, tiny_drafter_spec, sent: signal.Signals
+) -> None:
+    """Killed, or stopped: what decoding of hours had measured by then is not thrown away."""
+    spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, train={"num_steps": 1})
+    short = replace(spec.evaluate, at_end=True, num_prompts=3, max_new_tokens=96, tree_budgets=[4])
+    run = make_run(tmp_path, replace(spec, evaluate=short))
+    write_json(run.job_json, {"run_id": "20270101-tiny", "kind": "train", "attempt": 1, "cwd": str(TREE)})
+
+    with start_job(run, "train", python=warm.python("remote.drafter")) as process:
+        wait_for(lambda: bool(events(run, kind="evaluation")))
+        process.send_signal(sent)
+        process.communicate(timeout=60)
+
+    with Store(tmp_path / "runs.db") as store:
+        import_folder(store, run.root)
+        told = [row.protocol["method"] for row in store.reader.evaluations("20270101-tiny")]
+    assert told[0] == "plain"
+    assert "offline" not in told, "it ended in the middle"
+    outcomes = [event.fields["outcome"] for event in events(run, kind="final")]
+    assert outcomes == ([] if sent == signal.SIGKILL else ["stopped"])
 
 
 @pytest.mark.slow
