@@ -407,12 +407,22 @@ def test_the_shipped_rows_are_five_families_of_the_promised_size(name):
     assert all(low <= count <= high for count in per_family.values())
 
 
-def test_held_out_prompts_are_never_trained_on():
+def _either_way_round(question: str) -> str:
+    """9 times 4 is 4 times 9 asked again, and 5 plus 3 is 3 plus 5."""
+    return re.sub(
+        r"(\d+) (plus|times) (\d+)",
+        lambda found: f" {found[2]} ".join(sorted((found[1], found[3]), key=int)),
+        question,
+    )
+
+
+def test_held_out_prompts_are_never_trained_on_either_way_round():
     trained, held_out = (
-        {chat.messages[0]["content"] for chat in read_chats(RECIPE_DATA / f"smollm2.{name}.jsonl")}
+        {_either_way_round(chat.messages[0]["content"]) for chat in read_chats(RECIPE_DATA / f"smollm2.{name}.jsonl")}
         for name in ("prompts", "held_out")
     )
 
+    assert _either_way_round("What is 29 plus 7?") == "What is 7 plus 29?"
     assert trained.isdisjoint(held_out)
 
 
