@@ -1,6 +1,7 @@
 """Drawing curves and bars with characters: braille dots, block elements, or ASCII.
 
-A cell holds 2 x 4 dots. Later layers win the colour of a cell they share; the dots of all are kept.
+A cell holds 2 x 4 dots. Later layers win the colour of a cell they share; the dots of all are kept, and of lines is known
+which ones share it.
 No arithmetic of curves here, no colours, no widgets: cells carry the number of their layer.
 """
 
@@ -35,14 +36,18 @@ class Canvas:
         self.width, self.height, self._ascii = width, height, ascii
         self._dots = [[0] * width for _ in range(height)]
         self._layers: list[list[int | None]] = [[None] * width for _ in range(height)]
+        self._lines: dict[tuple[int, int], list[int]] = {}
+        self.shared: dict[
+            tuple[int, int], tuple[int, ...]
+        ] = {}  # (row, column) of a cell -> the lines that cross there
 
     @property
     def num_columns(self) -> int:
         """Dots across."""
         return self.width * 2
 
-    def plot(self, trace: Trace, axis: Axis, layer: int) -> None:
-        """Vertical spans, each reaching to its neighbour so that a steep line stays a line."""
+    def plot(self, trace: Trace, axis: Axis, layer: int, *, shares: bool = False) -> None:
+        """Vertical spans, each reaching to its neighbour so that a steep line stays a line; one that shares is in `shared`."""
         top = self.height * 4 - 1
         previous: tuple[int, int] | None = None  # lowest and highest row of the column before
         for column, span in enumerate(trace.columns):
@@ -55,6 +60,8 @@ class Canvas:
             if previous is not None:
                 first, last = min(first, previous[0] + 1), max(last, previous[1] - 1)
             self._span(first, last, column, layer)
+            if shares:
+                self._share(first // 4, last // 4, column >> 1, layer)
             previous = (low_row, high_row)
 
     def _span(self, first: int, last: int, column: int, layer: int) -> None:
@@ -66,6 +73,14 @@ class Canvas:
                 last - begin if last - begin < 3 else 3
             ]
             self._layers[line][cell] = layer
+
+    def _share(self, first: int, last: int, cell: int, layer: int) -> None:
+        for line in range(first, last + 1):
+            there = self._lines.setdefault((line, cell), [])
+            if layer not in there:
+                there.append(layer)
+            if len(there) > 1:
+                self.shared[line, cell] = tuple(there)
 
     def rows(self) -> list[list[Cell]]:
         draw = _ascii_cell if self._ascii else _braille_cell

@@ -4,14 +4,15 @@ Takes samples, returns lines; the arithmetic is curve's, the dots are canvas's. 
 front: older attempts, the span from lowest to highest, the smoothed mean. Values that were not
 finite are marked on the bottom row of the plot and counted in the title; where a few values would
 press all others flat, they leave the axis: an arrow marks their place, the title says how far they go.
-The span is drawn of one curve alone; of every other one what leaves the axis by far is marked all the same.
+The span is drawn of one curve and its older attempts; of every other one what leaves the axis by far is marked all the same.
+Where curves of several cover each other they take the cells in turn, so that none is lost below the last.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,7 +26,8 @@ from tui.wording import count, fit, gib, short_count, value
 
 MOST_KNOWN = 40  # charts, two grids of curves; some 100 KB each
 MARK_EVERY = 2 * len(SERIES)  # cells; a place for each, and one between two
-SPAN_NOTE = "  line: means"  # of the steps of a column, in front of their band; the number is the newest
+LABEL_CELLS = 6  # of a number beside the axis
+BEHIND = ("faint", "line", "band")  # older attempts with their spans, and the span of the newest
 
 
 @dataclass(frozen=True)
@@ -68,37 +70,42 @@ def _drawn(title: str, unit: str, series: tuple[Series, ...], size: tuple[int, i
     traces = _traces(series, window, canvas.num_columns, look)
     axis = axis_of([one for _, one in traces], is_log=look.is_log)
     has_band = any(meaning == "band" for meaning, _ in traces)
-    unspread = [one for one in series if one.is_dimmed or one.is_reference or not has_band]
+    unspread = [one for one in series if not one.is_dimmed and (one.is_reference or not has_band)]
     strays = _strays(unspread, window, canvas.num_columns, axis, look)
-    for layer, (_, shown) in enumerate(traces):
-        canvas.plot(shown, axis, layer)
+    for layer, (meaning, shown) in enumerate(traces):
+        canvas.plot(shown, axis, layer, shares=meaning not in BEHIND)
     leaving = [one for _, one in traces] + strays
     plot = _plot_lines(canvas, axis, traces, leaving, (unit, labels_width))
     if look.crosshair is not None:
         plot = _with_crosshair(plot, window, look.crosshair, labels_width, canvas.width)
     head = [*_title(title, unit, series, look, traces), *_reach(axis, leaving, unit)]
     if width_of(head) > width:  # a word of explanation goes before a number is cut
-        head = [piece for piece in head if piece[0] != SPAN_NOTE]
+        head = [piece for piece in head if piece[0] != _smoothed(look)]
     return [fitted(head, width), *plot, _steps(window, width, labels_width)]
 
 
 def _traces(series: Sequence[Series], window: Window, num_columns: int, look: Look) -> list[tuple[str, Trace]]:
     """(meaning, trace) from back to front."""
-    back: list[tuple[str, Trace]] = []
+    spans: list[tuple[str, Trace]] = []
+    older: list[tuple[str, Trace]] = []
     front: list[tuple[str, Trace]] = []
+    num_own = sum(not one.is_dimmed and not one.is_reference for one in series)
+
+    def traced(samples: Sequence[Sample]) -> Trace:
+        return trace(samples, window, num_columns, is_log=look.is_log)
+
     for one in series:
-        if one.is_dimmed:
-            samples = means(smooth(one.samples, look.smoothing))
-            back.append(("faint", trace(samples, window, num_columns, is_log=look.is_log)))
-            continue
-        if look.smoothing > 0 or any(sample.low < sample.high for sample in one.samples):
-            num_own = sum(not other.is_dimmed and not other.is_reference for other in series)
-            if num_own == 1 and not one.is_reference:
-                back.append(("band", trace(one.samples, window, num_columns, is_log=look.is_log)))
-        front.append(
-            (one.meaning, trace(means(smooth(one.samples, look.smoothing)), window, num_columns, is_log=look.is_log))
-        )
-    return back + front
+        has_span = look.smoothing > 0 or any(sample.low < sample.high for sample in one.samples)
+        if has_span and (one.is_dimmed or (num_own == 1 and not one.is_reference)):
+            spans.append(("line" if one.is_dimmed else "band", traced(one.samples)))
+        line = traced(means(smooth(one.samples, look.smoothing)))
+        (older if one.is_dimmed else front).append(("faint" if one.is_dimmed else one.meaning, line))
+    return [
+        *(span for span in spans if span[0] == "line"),
+        *older,
+        *(span for span in spans if span[0] == "band"),
+        *front,
+    ]
 
 
 def _strays(series: Sequence[Series], window: Window, num_columns: int, axis: Axis, look: Look) -> list[Trace]:
@@ -125,7 +132,7 @@ def _plot_lines(
     rows = canvas.rows()
     bad_cells = {column // 2 for _, one in traces for column in one.bad_columns}
     above, below = _leaving(axis, leaving)
-    are_several = sum(meaning not in ("faint", "band") for meaning, _ in traces) > 1
+    are_several = sum(meaning not in BEHIND for meaning, _ in traces) > 1
     lines: list[Line] = []
     places = _places_of_marks([meaning for meaning, _ in traces]) if are_several else {}
     for index, row in enumerate(rows):
@@ -136,6 +143,8 @@ def _plot_lines(
         run, run_meaning = "", "text"
         for column, (char, layer) in enumerate(row):
             meaning = "text" if layer is None else traces[layer][0]
+            if sharing := canvas.shared.get((index, column)):
+                meaning = _whose_turn([traces[one][0] for one in sharing], column, places)
             if places:
                 char = places.get((meaning, column % MARK_EVERY), char)
             if column in marks:
@@ -153,6 +162,12 @@ def _places_of_marks(meanings: Sequence[str]) -> dict[tuple[str, int], str]:
     return {(meaning, 2 * SERIES.index(meaning)): MARKS[meaning] for meaning in meanings if meaning in MARKS}
 
 
+def _whose_turn(meanings: Sequence[str], column: int, places: Mapping[tuple[str, int], str]) -> str:
+    """Which of the curves that cover each other in a cell is seen there: that whose mark has its place there, else two cells each."""
+    marked = [meaning for meaning in meanings if (meaning, column % MARK_EVERY) in places]
+    return marked[0] if marked else meanings[column // 2 % len(meanings)]
+
+
 def _leaving(axis: Axis, traces: Sequence[Trace]) -> tuple[set[int], set[int]]:
     """Cells whose values lie above the axis, and below it."""
     columns = [(place // 2, span) for one in traces for place, span in enumerate(one.columns) if span is not None]
@@ -168,19 +183,37 @@ def _label(axis: Axis, row: int, num_rows: int, unit: str, width: int) -> Piece:
     if row not in places:
         return (" " * (width - 1) + "│", "line")
     text = _axis_text(axis.at(places[row]), unit, span=axis.high - axis.low)
-    return (fit(text, width - 2, right=True) + " ┤", "faint")
+    return (fit(text, width - 2, right=True) + " ┤", "faint")  # of LABEL_CELLS
 
 
 def _axis_text(number: float, unit: str, *, span: float) -> str:
-    """As many digits as tell the ends of the axis apart, at most six characters."""
+    """As many digits as tell the ends of the axis apart, in LABEL_CELLS."""
     if unit == "bytes":
         return gib(number, unit=False)
-    if abs(number) >= 10_000 or 0 < abs(number) < 0.001:
-        return short_count(number) if abs(number) >= 1 else f"{number:.0e}"
-    if abs(number) < span / 1000:
+    size = abs(number)
+    if size < span / 1000:
         return "0"
+    if size >= 10_000:
+        scale, suffix = (1e3, "k") if size < 999_500 else (1e6, "M") if size < 999.5e6 else (1e9, "G")
+        return _digits(number / scale, span / scale, LABEL_CELLS - 1) + suffix
+    if size >= 0.001:
+        return _digits(number, span, LABEL_CELLS)
+    for digits in (1, 0):
+        mantissa, _, exponent = f"{number:.{digits}e}".partition("e")
+        text = f"{mantissa}e{int(exponent)}"
+        if len(text) <= LABEL_CELLS:
+            break
+    return text
+
+
+def _digits(number: float, span: float, room: int) -> str:
+    """Rounded, never cut."""
     digits = min(4, max(0, 2 - math.floor(math.log10(span))))
-    return f"{number:.{digits}f}"[:6].rstrip(".")
+    text = f"{number:,.{digits}f}"
+    while len(text) > room and digits:
+        digits -= 1
+        text = f"{number:,.{digits}f}"
+    return text
 
 
 def _title(title: str, unit: str, series: Sequence[Series], look: Look, traces: Sequence[tuple[str, Trace]]) -> Line:
@@ -204,14 +237,17 @@ def _title(title: str, unit: str, series: Sequence[Series], look: Look, traces: 
                 (f"{one.label} " if one.label else "", "text"),
                 (at_value, "muted"),
             ]
-    num_bad = sum(one.num_bad for meaning, one in traces if meaning != "band")
+    num_bad = sum(one.num_bad for meaning, one in traces if meaning not in ("line", "band"))
     num_hidden = max((one.num_hidden for _, one in traces), default=0)
-    if any(meaning == "band" for meaning, _ in traces):
-        pieces += [(SPAN_NOTE, "faint")]
+    pieces += [(_smoothed(look), "faint")] if look.smoothing > 0 else []
     pieces += [(f"  × {num_bad} not finite", "warn")] if num_bad else []
     pieces += [(f"  {num_hidden} ≤ 0 not shown", "warn")] if num_hidden else []
-    pieces += [("  log", "muted")] if look.is_log else []
+    pieces += [("  log scale", "muted")] if look.is_log else []
     return pieces
+
+
+def _smoothed(look: Look) -> str:
+    return f"  smoothed {look.smoothing:g}"
 
 
 def _short_newest(one: Series, unit: str, look: Look) -> str:

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from tui.chart import Look, Series, chart_lines
-from tui.curve import Sample, Window, raw_samples
+from tui.curve import Axis, Sample, Window, raw_samples
 from tui.pieces import Line, text_of, width_of
+from tui.theme import MARKS, SERIES
 
 SIZE = (60, 14)
 FLAT = raw_samples((step, 1.0 + step % 2 / 100) for step in range(1000))
@@ -183,7 +184,80 @@ def test_a_chart_is_exactly_as_large_as_asked(size: tuple[int, int], look: Look)
 def test_a_title_loses_its_explanation_before_its_numbers(width: int) -> None:
     samples = [Sample(float(step), 1.0, 3.0, 2.0) for step in range(40)]
 
-    head = text_of(chart_lines("tokens_per_s", "tokens/s", [Series("", "live", samples)], (width, 8), Look())[:1])
+    head = text_of(
+        chart_lines("tokens_per_s", "tokens/s", [Series("", "live", samples)], (width, 8), Look(smoothing=0.95))[:1]
+    )
 
     assert "2 tokens/s" in head
-    assert head.endswith("line: means") or "mean" not in head
+    assert head.endswith("smoothed 0.95") or "smoothed" not in head
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.8, 0.95])
+def test_a_title_says_how_smooth_the_line_is_or_nothing(smoothing: float) -> None:
+    alone = [Series("", "live", SPREAD)]
+    several = [Series("", "series_1", SPREAD), Series("", "series_2", SPREAD)]
+
+    for series in (alone, several):
+        head = text_of(chart_lines("loss", "", series, SIZE, Look(smoothing=smoothing))[:1])
+
+        assert head.endswith(f"smoothed {smoothing:g}" if smoothing else "1.01"), head
+
+
+def inks_at(lines: list[Line], row: int) -> list[str]:
+    """The meaning of each cell of a row of the plot."""
+    return [meaning for text, meaning in lines[row][1:] for _ in text]
+
+
+@pytest.mark.parametrize("which", [(0, 1), (0, 2), (1, 3), (0, 1, 2), (0, 1, 2, 3, 4, 5)])
+def test_curves_that_cover_each_other_are_all_seen_with_their_marks(which: tuple[int, ...]) -> None:
+    """Whole, as two runs of one seed do; before, the last one drawn took every cell."""
+    samples = raw_samples((step, 1.0 + step / 100) for step in range(200))
+    names = [SERIES[index] for index in which]
+
+    lines = chart_lines("loss", "", [Series(name, name, samples) for name in names], SIZE, Look())
+    cells = [meaning for row in range(1, SIZE[1] - 1) for meaning in inks_at(lines, row)]
+    plot = "".join(text for line in lines[1:-1] for text, _ in line[1:])
+    share = {name: cells.count(name) for name in names}
+
+    assert min(share.values()) * 2 * len(names) > sum(share.values()), share
+    assert all(plot.count(MARKS[name]) >= 3 for name in names), plot
+
+
+def test_a_spike_of_an_older_attempt_inside_the_axis_is_seen() -> None:
+    """Of its buckets the means are flat; the newest attempt makes room for the spike on the axis."""
+    older = [Sample(float(step), 0.99, 5.0 if step == 20 else 1.02, 1.01) for step in range(60)]
+    newest = raw_samples((step, 8.0 - (step - 50) / 10) for step in range(50, 120))
+
+    series = [Series("attempt 1", "faint", older, is_dimmed=True), Series("", "live", newest, 1.0)]
+    lines = chart_lines("loss", "", series, SIZE, Look())
+    column = round(20 / 119 * 103) // 2
+    rows = [row for row in range(1, SIZE[1] - 1) if inks_at(lines, row)[column] == "line"]
+
+    assert "↑" not in text_of(lines)
+    assert len(rows) >= 5
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(1.51, 4.65), (1e-7, 6e-4), (2e-5, 9.9e-4), (5845.0, 6776.0), (23_940.0, 23_990.0), (120.44, 123.457), (0.0, 250_000.0),
+     (-12.3456, -12.1), (1.2e6, 1.9e6), (999.4, 1000.6), (-6e-4, 6e-4), (0.5709, 0.5721)],
+)  # fmt: skip
+@pytest.mark.parametrize("is_log", [False, True])
+def test_a_label_is_the_value_of_its_row(low: float, high: float, is_log: bool) -> None:
+    if is_log and low <= 0:
+        return
+    samples = raw_samples((step, low + (high - low) * step / 999) for step in range(1000))
+    axis = Axis(low, high, is_log)
+
+    lines = chart_lines("x", "", [Series("", "live", samples)], SIZE, Look(is_log=is_log))
+    labels = {
+        row: text_of([line[:1]]).removesuffix(" ┤").strip() for row, line in enumerate(lines[1:-1]) if "┤" in line[0][0]
+    }
+
+    assert len(labels) == 3
+    for row, text in labels.items():
+        number = float(text.rstrip("kM").replace(",", "")) * {"k": 1e3, "M": 1e6}.get(text[-1], 1.0)
+        value = axis.at(1 - row / (SIZE[1] - 3))
+        assert len(text) <= 6
+        assert abs(number - value) <= max(0.012 * (high - low), 0.03 * abs(value)), (text, value)
+    assert len(set(labels.values())) == 3
