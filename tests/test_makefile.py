@@ -1,10 +1,16 @@
-"""What `make` does before there is an environment to do it in."""
+"""What `make` does before there is an environment to do it in. Stand-ins are found first, so that nothing is installed."""
 
 from __future__ import annotations
 
 import os
+import pty
+import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_PIP = """#!/bin/sh
@@ -12,19 +18,145 @@ WITHOUT_PIP = """#!/bin/sh
 mkdir -p "$3/bin" && touch "$3/bin/python"
 exit 1
 """  # as Debian's python3 without python3-venv: new enough, and a venv that is left half made
+KILLED = """#!/bin/sh
+[ "$1" = -c ] && exit 0
+mkdir -p "$3/bin" "$3/lib" && printf '#!/bin/sh\\n' >"$3/bin/python" && chmod +x "$3/bin/python"
+kill -9 $PPID
+"""  # what runs make's command is killed while the venv is made; its pip would answer all the same
+OLD = """#!/bin/sh
+[ "$1" = -c ] && exit 1
+echo Python 3.9.2
+"""
+PIP = """#!/bin/sh
+echo "$@" >>{calls}
+"""  # an interpreter that does what it is told
+
+
+def make(*words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of a make above
+    environment |= {} if path is None else {"PATH": path}
+    command = [shutil.which("make") or "make", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def stand_in(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 def test_a_venv_that_could_not_be_made_passes_for_none_the_next_time(tmp_path: Path) -> None:
-    python, venv = tmp_path / "python3", tmp_path / "venv"
-    python.write_text(WITHOUT_PIP)
-    python.chmod(0o755)
-    command = ["make", f"PYTHON={python}", f"VENV={venv}", f"{venv}/bin/python"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of a make above
+    python, venv = stand_in(tmp_path / "python3", WITHOUT_PIP), tmp_path / "venv"
 
-    told = [
-        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        for _ in range(2)
-    ]
+    told = [make(f"PYTHON={python}", f"VENV={venv}", f"{venv}/pip.ready") for _ in range(2)]
 
     assert [done.returncode for done in told] == [2, 2]
     assert [done.stdout for done in told] == ["no venv module: install it (Debian: apt-get install python3-venv)\n"] * 2
+
+
+def test_a_venv_whose_making_was_killed_is_not_taken_for_made(tmp_path: Path) -> None:
+    python, venv = stand_in(tmp_path / "python3", KILLED), tmp_path / "venv"
+    words = (f"PYTHON={python}", f"VENV={venv}", f"{venv}/pip.ready")
+
+    assert make(*words).returncode == 2
+    stand_in(python, WITHOUT_PIP)
+
+    assert make(*words).stdout.startswith("no venv module"), "it is made again, whatever its pip says"
+    assert not (venv / "pip.ready").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_venv_whose_making_was_killed_is_made_whole_the_next_time(tmp_path: Path, is_begun: bool) -> None:
+    """With no pip in it, or with half of one, which would pass for installed."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", *([] if is_begun else ["--without-pip"]), str(venv)], check=True)
+    if is_begun:
+        (venv / "making").touch()
+        (package,) = venv.glob("lib/python*/site-packages/pip")
+        shutil.rmtree(package / "_vendor" / "rich")
+
+    done = make(f"PYTHON={sys.executable}", f"VENV={venv}", f"{venv}/pip.ready")
+
+    assert done.returncode == 0, done.stderr
+    asked = [venv / "bin" / "python", "-m", "pip", "install", "--dry-run", "pip"]  # there already: no index is asked
+    assert subprocess.run([*asked, "--no-index"], check=False).returncode == 0
+    assert list(venv.glob("lib/python*/site-packages/pip/_vendor/rich"))
+    assert not (venv / "making").exists()
+
+
+def test_an_old_python_is_named_with_what_to_type(tmp_path: Path) -> None:
+    python = stand_in(tmp_path / "python3", OLD)
+
+    done = make(f"PYTHON={python}", f"VENV={tmp_path / 'venv'}", "setup-demo")
+
+    wanted = f"draftyard needs Python 3.11 or newer; {python} is Python 3.9.2."
+    assert (done.returncode, done.stdout) == (2, f"{wanted} Name another: make PYTHON=python3.12 setup-demo\n")
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A folder with what the recipe of `system-packages` calls, and a sudo that needs no password."""
+    stand_in(tmp_path / "bin" / "sudo", '#!/bin/sh\nexec "$@"\n')
+    for name in ("env", "id", "sh"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
+    return tmp_path / "bin"
+
+
+@pytest.mark.parametrize("apt", [None, "exit 100"], ids=["no apt-get", "an apt-get that fails"])
+def test_what_cannot_be_installed_is_named_with_what_to_do(tools: Path, apt: str | None) -> None:
+    if apt is not None:
+        stand_in(tools / "apt-get", f"#!/bin/sh\n{apt}\n")
+
+    done = make("SYSTEM_TOOLS=a-tool-that-nobody-has", "system-packages", path=str(tools))
+
+    assert done.returncode == 2
+    told = " ".join(done.stdout.split())
+    assert "the tests need sshd, rsync, ip, busybox and tmux" in told
+    assert "(Debian: apt-get install openssh-server rsync iproute2 busybox tmux) and run make again." in told
+
+
+def test_system_packages_are_installed_where_a_tool_is_missing_and_only_there(tools: Path, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    stand_in(tools / "apt-get", PIP.format(calls=calls))
+
+    assert make("SYSTEM_TOOLS=sh", "system-packages", path=str(tools)).returncode == 0
+    assert not calls.exists()
+
+    assert make("SYSTEM_TOOLS=sh a-tool-that-nobody-has", "system-packages", path=str(tools)).returncode == 0
+    updated, installed = calls.read_text().splitlines()
+    assert updated == "update -qq"
+    assert installed == "install -qq -y openssh-server rsync iproute2 busybox tmux"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_setup_shows_how_far_it_is_on_a_terminal_and_says_only_its_steps_elsewhere(
+    tmp_path: Path, is_terminal: bool
+) -> None:
+    """Gigabytes come in minutes: without a bar that looks like a machine that hangs."""
+    venv, calls = tmp_path / "venv", tmp_path / "calls"
+    stand_in(venv / "bin" / "python", PIP.format(calls=calls))
+    words = (f"VENV={venv}", "setup-demo")
+
+    told = on_a_terminal(*words) if is_terminal else make(*words).stdout
+
+    assert (venv / "demo.ready").exists(), told
+    steps = [line for line in told.splitlines() if line.startswith("setting up ")]
+    assert [re.search(r"\d of \d|compiling", step)[0] for step in steps] == ["1 of 4", "2 of 4", "3 of 4", "4 of 4"]  # type: ignore[index]
+    assert "compil" in steps[-1]
+    installs = [line for line in calls.read_text().splitlines() if " pip install " in line]
+    assert len(installs) == 3
+    assert all(("--progress-bar=on" in line) is is_terminal for line in installs)
+    assert all(("--quiet" in line) is not is_terminal for line in installs)
+    assert all("--constraint constraints.txt" in line for line in installs)
+
+
+def on_a_terminal(*words: str) -> str:
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    subprocess.run(["make", *words], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs, check=True)
+    os.close(theirs)
+    told = os.read(ours, 65536).decode()
+    os.close(ours)
+    return told
