@@ -20,6 +20,7 @@ from orchestrator.actions.log_text import ERRORS
 from orchestrator.errors import UsageError
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import State
+from orchestrator.units import format_size
 from tui.field import Field
 from tui.log_page import Found, LogAsk, LogPage, search_log
 from tui.log_sheet import LogSheet
@@ -30,7 +31,7 @@ from tui.reading import beside
 from tui.searcher import Searcher, Span, TooSlow, finder, is_plain
 from tui.sheet import Sheet
 from tui.snapshot import Snapshot
-from tui.wording import percent, sized
+from tui.wording import percent
 
 
 class LogPane(Rows):
@@ -318,10 +319,10 @@ class LogPane(Rows):
             return [("reading the log", "muted")]
         of = f" of {self._num_attempts}" if self._num_attempts > 1 else ""
         pieces: list[Piece] = [(f"attempt {page.attempt}", "strong" if of else "muted"), (of, "muted")]
-        pieces += [(f"  {page.stream}", "strong"), (f"  {sized(page.size)}", "muted")]
+        pieces += [(f"  {page.stream}", "strong"), (f"  {format_size(page.size)}", "muted")]
         if page.other_size:
             other = "stderr" if page.stream == "stdout" else "stdout"
-            pieces.append((f"  {other} {sized(page.other_size)}", "faint"))
+            pieces.append((f"  {other} {format_size(page.other_size)}", "faint"))
         if self.body.is_following:
             pieces.append(("  at the end", "muted") if self._has_ended else ("  following", "live"))
         elif page.size:

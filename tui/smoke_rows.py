@@ -17,6 +17,7 @@ from tui.wording import GIB, age, duration, fit, gib
 
 RUNG_WIDTH, TIMED_WIDTH = 9, 18  # "✓ 84.9", "✓ 84.9 GiB  1.27s"
 NAME_WIDTH = 12  # of a rung at least: "checkpoint"
+BEYOND_WIDTH = 14  # "+13.80 +20%"
 PLANNED_RUNG = "fwd_bwd"  # takes the whole step at the worst batch, as the plan does
 _STAGE_WORD = "rung "  # how a smoke run's stage names the rung that is being climbed
 
@@ -169,7 +170,7 @@ def _against_plan(item: EvidenceRow | None, plan: Mapping[str, Any], width: int)
     lines: list[Line] = [
         BLANK,
         heading("Plan against measured", width, f"allocated in {PLANNED_RUNG}, GiB"),
-        [(f"  {'':<12}{'planned':>10}{'measured':>10}{'difference':>12}", "faint")],
+        [(f"  {'':<12}{'planned':>10}{'measured':>10}{'difference':>{BEYOND_WIDTH}}", "faint")],
     ]
     for stage, planned in stages.items():
         measured = item.values.get(f"{stage}_allocated_bytes")
@@ -185,10 +186,10 @@ def _against_plan(item: EvidenceRow | None, plan: Mapping[str, Any], width: int)
 def _difference(planned: float | None, measured: float | None) -> Piece:
     """Beyond five percent of the plan it is worth a look."""
     if not planned or measured is None:
-        return f"{'–':>12}", "faint"
+        return f"{'–':>{BEYOND_WIDTH}}", "faint"
     share = (measured - planned) / planned
     told = f"{(measured - planned) / GIB:+.2f} {share:+4.0%}"
-    return f"{told:>14}", "warn" if abs(share) > 0.05 else "good"
+    return f"{told:>{BEYOND_WIDTH}}", "warn" if abs(share) > 0.05 else "good"
 
 
 def _seconds(seconds: float | None) -> str:

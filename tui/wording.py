@@ -131,16 +131,6 @@ def gib(num_bytes: float | None, *, unit: bool = True) -> str:
     return f"{text} GiB" if unit else text
 
 
-def sized(num_bytes: int) -> str:
-    """The size of a file: B, KiB, MiB or GiB."""
-    size, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-
-
 def count(number: float | None) -> str:
     """130,000 stays whole; from a million on it is rounded to M or G."""
     if number is None or not math.isfinite(number):

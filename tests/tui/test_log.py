@@ -127,7 +127,7 @@ def test_five_gigabytes_are_looked_at_within_bounded_memory(yard: Yard) -> None:
     grown_kib, shown = done.stdout.split("\n", 1)
 
     assert "the very end" in shown
-    assert "5.0 GiB" in shown
+    assert "5.00 GiB" in shown
     assert int(grown_kib) < 64 * 1024
 
 

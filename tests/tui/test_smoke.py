@@ -1,6 +1,7 @@
 """The smoke matrix: what stands on each rung, plan against measured, climbing from it and watching."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,20 @@ def test_the_plan_stands_beside_what_the_whole_step_measured() -> None:
     assert "Plan against measured" in text
     assert "+0%" in next(line for line in text.splitlines() if line.startswith("  forward"))
     assert "+10%" in next(line for line in text.splitlines() if line.startswith("  backward"))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.4, 1.7])
+def test_headings_end_where_their_columns_end(factor: float) -> None:
+    sizes = {f"{stage['name']}_allocated_bytes": int(stage["allocated_bytes"] * factor) for stage in PLAN["stages"]}  # type: ignore[index,attr-defined]
+    row = Row("r", "b", "h", {"fwd_bwd": rung("fwd_bwd", loss=2.5, **sizes)})
+
+    lines = text_of(rung_lines(row, ladder(), "fwd_bwd", PLAN, NOW_S, 78)).splitlines()
+    below = lines[next(index for index, line in enumerate(lines) if line.startswith("Plan against")) + 1 :]
+
+    assert len(below[0]) == len(below[1]) == len(below[3])
+    assert below[0].index("measured") + len("measured") == list(re.finditer(r"\S+", below[1]))[2].end()
+    rungs = next(line for line in lines if "fwd_bwd" in line and "2.500" in line)
+    assert lines[1].index("loss") + len("loss") == rungs.index("2.500") + len("2.500")
 
 
 def test_a_rung_that_failed_says_why() -> None:

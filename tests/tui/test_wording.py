@@ -20,7 +20,6 @@ from tui.wording import (
     plain,
     rate,
     short_count,
-    sized,
     state_letter,
     value,
 )
@@ -50,7 +49,6 @@ def test_sizes_are_in_gib() -> None:
     assert gib(12_205_424_640) == "11.4 GiB"
     assert gib(970 * 1024**2) == "0.95 GiB"
     assert gib(None) == "–"
-    assert sized(98_362_432) == "93.8 MiB"
 
 
 def test_values_keep_what_is_not_a_number_by_name() -> None:
