@@ -13,6 +13,7 @@ from orchestrator.actions.places import Places
 from tui.ordering import Planned, actions, advised
 
 if TYPE_CHECKING:
+    from orchestrator.actions.plans import Exceeded
     from orchestrator.actions.recipes import Told
     from tui.detail import RunDetail
 
@@ -24,6 +25,7 @@ class Answers:
     doubt: str = ""  # why it may not be the one that was launched
     fits: Planned | None = None  # of a run that ran out of memory
     short_bytes: int = 0  # what it needed beyond its plan
+    exceeded: Exceeded | None = None  # the stage that needed more than its plan had said
 
 
 NO_ANSWERS = Answers()
@@ -38,4 +40,4 @@ def answers_of(places: Places | None, detail: RunDetail) -> Answers:
     if fits is None:
         return Answers(found.told, found.fault, found.doubt)
     planned = Planned({}, note=fits.note) if fits.planned is None else advised(fits.planned)
-    return Answers(found.told, found.fault, found.doubt, planned, fits.short_bytes)
+    return Answers(found.told, found.fault, found.doubt, planned, fits.short_bytes, fits.exceeded)

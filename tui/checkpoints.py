@@ -6,7 +6,7 @@ from orchestrator.store.rows import State
 from orchestrator.units import format_size
 from tui.detail import RunDetail
 from tui.overview import clock
-from tui.pieces import BLANK, Line, heading, wrapped
+from tui.pieces import BLANK, Line, broken, heading, width_of, wrapped
 from tui.wording import age, count, fit
 from tui.worth import evaluation_lines
 
@@ -27,26 +27,26 @@ def checkpoint_lines(detail: RunDetail, now_s: float, width: int) -> list[Line]:
         )
     if detail.checkpoints:
         root = f"{run.workdir}/runs/{run.id}/" if run.workdir else ""
-        lines.append([(root + detail.checkpoints[-1].path, "muted")])
+        lines += wrapped(root + detail.checkpoints[-1].path, width, "muted")
     else:
         lines.append([("None yet.", "muted")])
     lines += _artifact_lines(detail, width)
     lines += evaluation_lines(detail.evaluations, width)
     if detail.rungs:
         lines += [BLANK, heading("Rungs", width, "with this fingerprint")]
-        lines += [
-            [
-                ("✓ " if row.passed else "✗ ", "good" if row.passed else "bad"),
-                (fit(row.rung, 14), "text"),
-                (row.message, "muted"),
-            ]
-            for row in reversed(detail.rungs)
-        ]
+        for rung in reversed(detail.rungs):
+            mark = ("✓ ", "good") if rung.passed else ("✗ ", "bad")
+            told = wrapped(rung.message, max(8, width - 16), "muted") or [BLANK]
+            first: Line = [mark, (fit(rung.rung, 14), "text")]
+            lines += [[*([(" " * 16, "text")] if index else first), *line] for index, line in enumerate(told)]
     lines += [BLANK, heading("What happened", width, "newest first")]
     times = [clock(event.at_s, now_s) for event in detail.events]
     room = max(map(len, times), default=0)
     for event, at in reversed([*zip(detail.events, times, strict=True)]):
-        lines.append([(fit(at, room) + "  ", "faint"), (fit(event.kind, 10), "muted"), (event.text, "text")])
+        begin: Line = [(fit(at, room) + "  ", "faint"), (fit(event.kind, 10), "muted")]
+        gap: Line = [(" " * width_of(begin), "text")]
+        told = wrapped(event.text, max(8, width - width_of(begin))) or [BLANK]
+        lines += [[*(gap if index else begin), *line] for index, line in enumerate(told)]
     return lines
 
 
@@ -61,8 +61,7 @@ def _artifact_lines(detail: RunDetail, width: int) -> list[Line]:
     if run.kind == "export" and run.state is State.SUCCEEDED:
         known.append((run.attempt, "export", "the drafter as public tools load it"))
     lines: list[Line] = [BLANK, heading("Artifacts", width)]
-    lines += [
-        [(f"attempts/{attempt}/artifacts/{name}", "text"), (f"  {what}", "muted")] for attempt, name, what in known
-    ]
+    for attempt, name, what in known:
+        lines += broken([(f"attempts/{attempt}/artifacts/{name}", "text"), (f"  {what}", "muted")], width)
     lines += wrapped(f"draftyard pull {run.id} --artifacts brings all that each attempt left.", width, "muted")
     return lines

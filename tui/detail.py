@@ -65,7 +65,12 @@ class MetricCurve:
     attempts: tuple[AttemptCurve, ...]  # oldest first; the last is the one that counts
     unit: str = ""
     baseline: tuple[Sample, ...] = ()
-    newest: float | None = None  # the newest value as reported
+    newest: float | None = None  # what it is at now, as `told_now` has it
+
+    @property
+    def told_in(self) -> str:
+        """The unit of that number; where it is a mean, that as well."""
+        return self.unit if is_told_newest(self.name) else f"{self.unit}, mean".removeprefix(", ")
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -109,8 +114,9 @@ class RunDetail:
         return is_ours(self.spec)
 
     @property
-    def latest(self) -> dict[str, float]:
-        return {row.name: row.last_value for row in self.series}
+    def means(self) -> dict[str, float]:
+        """Of each metric the one number that `told_now` has."""
+        return {row.name: told_now(row) for row in self.series}
 
     @property
     def stage_progress(self) -> ProgressRow | None:
@@ -152,6 +158,17 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
         pace=_pace(reader, run, attempts, {row.name for row in series}),
         rates=_rates(reader, run, {row.name for row in series}),
     )
+
+
+def told_now(row: SeriesRow) -> float:
+    """The one number of a metric, wherever a screen has room for one: as `ls` and its filters the mean of the newest reports,
+    since one alone is too noisy to see learning in. What is set or only grows is told as it is.
+    """
+    return row.last_value if is_told_newest(row.name) else row.recent_mean
+
+
+def is_told_newest(name: str) -> bool:
+    return name in ("lr", "queue_capacity", "allocation_retries") or name.endswith("_bytes")
 
 
 def overlaid(runs: Sequence[Sequence[SeriesRow]]) -> list[str]:
@@ -243,7 +260,7 @@ def _curve(
 
     attempts = tuple(AttemptCurve(number, read(run.id, number)) for number in numbers)
     baseline = read(reader.run(ask.baseline).id, None) if ask.baseline else ()
-    newest = next((row.last_value for row in series if row.name == name), None)  # newest attempt first
+    newest = next((told_now(row) for row in series if row.name == name), None)  # newest attempt first
     return MetricCurve(name, attempts, unit, baseline, newest)
 
 

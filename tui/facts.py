@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
 
 from orchestrator.units import format_size, spoken
-from tui.pieces import Line, field, wrapped
+from tui.pieces import Line, broken, field, flowed, width_of, wrapped
 from tui.wording import count, duration, value
 
 
@@ -51,16 +51,21 @@ def fact_text(name: str, fact: Any) -> str:
 
 
 def _item_lines(item: Any, width: int, indent: str) -> Sequence[Line]:
-    text = fact_text("", item)
-    return (
-        wrapped(indent + text, width, "text", indent=indent)
-        if not isinstance(item, Mapping)
-        else [[(indent, "text"), *_pairs(item)]]
-    )
+    if not isinstance(item, Mapping):
+        return wrapped(indent + fact_text("", item), width, "text", indent=indent)
+    room = max(8, width - len(indent))
+    return [[(indent, "text"), *line] for pair in _pairs(item, room) for line in pair]
 
 
-def _pairs(item: Mapping[str, Any]) -> Line:
-    pieces: list[tuple[str, str]] = []
+def _pairs(item: Mapping[str, Any], room: int) -> Iterator[list[Line]]:
+    """Names with their values, as many a line as fit; one that is longer than a line has lines of its own."""
+    short: list[Line] = []
     for name, fact in item.items():
-        pieces += [(f"{spoken(str(name))} ", "muted"), (f"{fact_text(str(name), fact)}  ", "text")]
-    return pieces
+        word: Line = [(f"{spoken(str(name))} ", "muted"), (fact_text(str(name), fact), "text")]
+        if width_of(word) <= room:
+            short.append(word)
+            continue
+        yield flowed(short, room)
+        yield broken(word, room)
+        short = []
+    yield flowed(short, room)

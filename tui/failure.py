@@ -14,7 +14,7 @@ from tui.answers import Answers
 from tui.detail import RunDetail
 from tui.facts import fact_lines
 from tui.fits import fit_lines
-from tui.pieces import BLANK, Line, heading, wrapped
+from tui.pieces import BLANK, Line, broken, heading, wrapped
 from tui.ranks import Rank
 from tui.runs_rows import never_started
 from tui.wording import count, gib, state_word, told_and_repairs
@@ -57,7 +57,7 @@ def _first_cause(failure: FailureRow, source: str, answers: Answers, width: int)
     where += [f"step {count(failure.step)}"] if failure.step is not None else []
     where += [f"attempt {failure.attempt}", f"told by {source}"]
     lines: list[Line] = [
-        [(_kind(failure.kind), "bad"), ("  " + ", ".join(where), "muted")],
+        *broken([(_kind(failure.kind), "bad"), ("  " + ", ".join(where), "muted")], width),
         *wrapped(failure.message, width, "strong"),
     ]
     if failure.hint:
@@ -69,14 +69,21 @@ def _first_cause(failure: FailureRow, source: str, answers: Answers, width: int)
 
 
 def _would_fit(answers: Answers, width: int) -> list[Line]:
-    """From the plan of what ran, against the card less what that plan had been short of."""
+    """What the run needed beyond its plan, then what would fit on the card less that."""
     if answers.fits is None:
         return []
-    lines: list[Line] = [BLANK, *fit_lines(answers.fits, width)]
-    if answers.short_bytes:
-        told = f"It needed {gib(answers.short_bytes)} more than the plan said; what is offered leaves that free."
+    lines: list[Line] = []
+    over, short = answers.exceeded, answers.short_bytes
+    if over is not None or short:
+        lines += [BLANK, heading("Beyond the plan", width)]
+    if over is not None:
+        planned = f"{state_word(over.stage)} was planned with {gib(over.planned_bytes)} allocated"
+        part = f"{gib(over.component_bytes)} of it {state_word(over.component)}"
+        lines += wrapped(f"{planned}, {part}; it needed {gib(over.needed_bytes)}.", width, "warn")
+    if short:
+        told = f"It needed {gib(short)} more than the plan said; what is offered leaves that free."
         lines += wrapped(told, width, "warn")
-    return lines
+    return [*lines, BLANK, *fit_lines(answers.fits, width, short_bytes=short)]
 
 
 def _kind(kind: str) -> str:

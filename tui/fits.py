@@ -8,17 +8,23 @@ from tui.wording import fit, gib
 
 NAME_WIDTH = 30
 MOST = 5  # changes shown
-_VERDICTS = {"fits": "good", "tight": "warn", "does not fit": "bad"}
+VERDICTS = {"fits": "good", "tight": "warn", "does not fit": "bad"}
 
 
-def fit_lines(plan: Planned, width: int) -> list[Line]:
-    """Changes that fit where the plan does not; otherwise those that make room."""
+def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0) -> list[Line]:
+    """Changes that fit where the plan does not; otherwise those that make room. `short_bytes`: of the card, left free
+    for what the plan had not said.
+    """
     if plan.note or plan.fault:
         return [heading("What would fit", width), *wrapped(plan.note or plan.fault, width, "muted")]
     capacity = plan.body.get("capacity_bytes")
     is_short = plan.body.get("verdict") == "does not fit"
     title = "What would fit" if is_short else "What would make room"
-    lines: list[Line] = [heading(title, width, f"planned, in {gib(capacity)}" if capacity else "planned")]
+    room = "planned"
+    if capacity:
+        whole = f"{gib(capacity + short_bytes)} less {gib(short_bytes)}" if short_bytes else gib(capacity)
+        room = f"planned, in {whole}"
+    lines: list[Line] = [heading(title, width, room)]
     if plan.largest:
         lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])
     for change in plan.changes[:MOST]:
@@ -33,7 +39,7 @@ def _change_lines(change: Change, width: int) -> list[Line]:
     how = "same result" if change.keeps_result else "changes the result"
     line: Line = [
         (fit(change.name, NAME_WIDTH), "text"),
-        (f" {gib(change.peak_bytes):>9}", _VERDICTS.get(change.verdict, "text")),
+        (f" {gib(change.peak_bytes):>9}", VERDICTS.get(change.verdict, "text")),
         (f"  ×{change.work_factor:.2f} work", "muted"),
         (f"  {how}", "muted" if change.keeps_result else "warn"),
     ]

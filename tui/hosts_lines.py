@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.store.rows import GpuSampleRow, HostRow, RunRow, card_of
+from tui.moment import faded, is_of_now, last_seen
 from tui.overview import clock
 from tui.pieces import BLANK, Line, Piece, heading, memory_meaning, meter, wrapped
 from tui.runs_rows import name_pieces
@@ -38,15 +39,14 @@ def hosts_lines(snapshot: Snapshot, width: int, *, chosen: str = "", ascii_only:
 def _host_lines(
     host: HostRow, runs: Sequence[RunRow], snapshot: Snapshot, width: int, *, ascii_only: bool
 ) -> list[Line]:
-    lines: list[Line] = [_standing(host, snapshot.at_s)]
+    sampled = snapshot.sampled.get(host.name, {})
+    lines: list[Line] = [_standing(host, _heard_s(host, runs, sampled.values()), snapshot.at_s)]
     if host.unreachable_since_s is not None:
         lines += [part for row in (host.error or "").splitlines() for part in wrapped(row, width)]
-    sampled = snapshot.sampled.get(host.name, {})
     for gpu in host.facts.get("gpus") or ():
         owner = gpu_owner(gpu, runs, snapshot.promised.get(host.name, {}))
         sample = sampled.get(int(gpu.get("index", -1)))
-        lines.append(_gpu_line(gpu, owner, sample, width, ascii_only=ascii_only))
-        lines += [_process_line(process) for process in processes_to_name(gpu, owner is not None)]
+        lines += _gpu_lines(host, gpu, (owner, sample), (snapshot.at_s, width), ascii_only=ascii_only)
     for run in runs:
         letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
         step = f"  step {short_count(run.step)}" if run.step is not None else ""
@@ -60,22 +60,40 @@ def _host_lines(
     return lines
 
 
-def _standing(host: HostRow, now_s: float) -> Line:
-    """Reachable or not, then disk, clock and versions."""
+def _heard_s(host: HostRow, runs: Sequence[RunRow], samples: Iterable[GpuSampleRow]) -> float | None:
+    """When it last told anything: somebody who looked, a run that is there alone, or a supervisor."""
+    words = [run.last_event_s for run in runs if run.hosts == (host.name,)]
+    told = [at_s for at_s in (host.seen_s, *words, *(sample.at_s for sample in samples)) if at_s is not None]
+    return max(told, default=None)
+
+
+def looked_s(host: HostRow) -> float | None:
+    """When its facts were found, by this machine's clock; of facts that do not say it, when the host was last reached."""
+    there_s = host.facts.get("time_s")
+    return there_s - (host.clock_offset_s or 0.0) if isinstance(there_s, int | float) else host.seen_s
+
+
+def _standing(host: HostRow, heard_s: float | None, now_s: float) -> Line:
+    """Reachable or not, then disk, clock and versions. A host that nobody has asked for long is called neither."""
     if host.unreachable_since_s is not None:
-        return [(f"unreachable since {clock(host.unreachable_since_s, now_s)}", "warn")]
-    pieces: list[Piece] = [
-        ("reachable", "good"),
-        (f"  seen {age(now_s - host.seen_s)} ago" if host.seen_s else "", "muted"),
-    ]
-    free = disk_free_bytes(host.facts)
+        since = f"unreachable since {clock(host.unreachable_since_s, now_s)}"
+        return [(since, "warn"), (f"  {last_seen(heard_s, now_s)}", "muted")]
+    pieces: list[Piece] = [(last_seen(heard_s, now_s), "muted")]
+    if heard_s is not None and is_of_now(heard_s, now_s):
+        pieces = [("reachable", "good"), (f"  seen {age(now_s - heard_s)} ago", "muted")]
+    free, at_s = disk_free_bytes(host.facts), looked_s(host)
     if free is not None:
-        pieces.append((f"  disk {gib(free)} free", "warn" if free < 50 * 2**30 else "muted"))
+        is_low, then = free < 50 * 2**30, "" if is_of_now(at_s, now_s) else f" {_ago(at_s, now_s)}"
+        pieces.append((f"  disk {gib(free)} free{then}", "warn" if is_low else "muted"))
     offset = host.clock_offset_s
     if offset is not None:
         pieces.append((f"  clock {offset:+.1f} s", "warn" if abs(offset) > 5 else "muted"))
     driver = host.facts.get("driver")
     return [*pieces, (f"  driver {driver}", "muted")] if driver else pieces
+
+
+def _ago(at_s: float | None, now_s: float) -> str:
+    return f"{age(None if at_s is None else now_s - at_s)} ago"
 
 
 def disk_free_bytes(facts: Mapping[str, Any]) -> float | None:
@@ -97,34 +115,54 @@ def processes_to_name(gpu: Mapping[str, Any], is_ours: bool) -> list[Mapping[str
     return processes if len(processes) > (1 if is_ours else 0) else []
 
 
-def _gpu_line(
-    gpu: Mapping[str, Any], owner: RunRow | None, sample: GpuSampleRow | None, width: int, *, ascii_only: bool
-) -> Line:
-    used, total, utilisation = gpu.get("used_bytes"), gpu.get("total_bytes"), gpu.get("utilisation")
-    if sample is not None:  # a supervisor's sample is newer than the last look at the host
+def _gpu_lines(
+    host: HostRow,
+    gpu: Mapping[str, Any],
+    who: tuple[RunRow | None, GpuSampleRow | None],
+    at: tuple[float, int],
+    *,
+    ascii_only: bool,
+) -> list[Line]:
+    """The card, and the processes to name there. `who`: its run, and what a supervisor saw of it last; `at`: the time, and the width."""
+    owner, sample = who
+    now_s, width = at
+    looked = looked_s(host)
+    used, total, utilisation, at_s = gpu.get("used_bytes"), gpu.get("total_bytes"), gpu.get("utilisation"), looked
+    if sample is not None and (looked is None or sample.at_s >= looked):
         used, utilisation = sample.used_bytes if sample.used_bytes is not None else used, sample.utilisation
+        at_s = sample.at_s
+    is_now = host.unreachable_since_s is None and is_of_now(at_s, now_s)
     fraction = used / total if isinstance(used, int | float) and total else None
     head = f"GPU {gpu.get('index', '?')}  "
     numbers = f"  {gib(used, unit=False):>4} of {gib(total)}"
-    told = f"  busy {busy(utilisation):>4}  "
-    who: list[Piece] = _owner_pieces(gpu, owner, fraction)
+    told = fit(f"  busy {busy(utilisation):>4}" if is_now else f"  {_ago(at_s, now_s)}", 13)
     room = max(8, min(40, width - len(head) - len(numbers) - len(told) - 26))
     bar = meter(fraction, room, memory_meaning(fraction), ascii_only=ascii_only)
-    return [(head, "muted"), *bar, (numbers, "text"), (told, "muted"), *who]
+    pieces = _owner_pieces(gpu, owner, fraction, is_now=is_now)
+    line: Line = [(head, "muted"), *bar, (numbers, "text"), (told, "muted"), *pieces]
+    then = "" if is_of_now(looked, now_s) else f"  {_ago(looked, now_s)}"
+    named = [_process_line(process, then) for process in processes_to_name(gpu, owner is not None)]
+    return [*([line] if is_now else faded([line])), *(faded(named) if then or not is_now else named)]
 
 
-def _owner_pieces(gpu: Mapping[str, Any], owner: RunRow | None, fraction: float | None) -> list[Piece]:
+def _owner_pieces(gpu: Mapping[str, Any], owner: RunRow | None, fraction: float | None, *, is_now: bool) -> list[Piece]:
     if owner is not None:
         return [(f"{owner.recipe}/{owner.branch}", "live"), (f" {owner.id[:8]}", "muted")]
     if gpu.get("processes"):
         return [("others", "text")]
     if fraction is not None and fraction > 0.02:
         return [("held from outside", "text")]
-    return [("free", "good")]
+    return [("free" if is_now else "was free", "good")]
 
 
-def _process_line(process: Mapping[str, Any]) -> Line:
+def _process_line(process: Mapping[str, Any], then: str) -> Line:
+    """`then`: how long ago it was seen, where that is not now: a supervisor samples cards, and no processes."""
     who = f"pid {process.get('pid', '?')}, user {process.get('user') or '?'}"
     size = process.get("used_bytes")
     held = f"{gib(size)}  " if isinstance(size, int | float) else ""
-    return [("       └ ", "faint"), (held, "text"), (who, "muted"), (f"  {process.get('command') or ''}", "faint")]
+    return [
+        ("       └ ", "faint"),
+        (held, "text"),
+        (who, "muted"),
+        (f"{then}  {process.get('command') or ''}", "faint"),
+    ]

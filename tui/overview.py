@@ -13,8 +13,10 @@ from rich.cells import cell_len
 from orchestrator.actions.wishes import can_stop, kill_in_s
 from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
+from tui.attempts import attempt_lines, took
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RATES, MetricCurve, RunDetail
+from tui.moment import faded, is_present, last_seen
 from tui.pace import TRAINING, bottleneck
 from tui.pieces import (
     BLANK,
@@ -23,11 +25,13 @@ from tui.pieces import (
     beside,
     broken,
     field,
+    fields,
     fitted,
     flowed,
     heading,
     memory_meaning,
     meter,
+    width_of,
     wrapped,
 )
 from tui.ranks import newest_peaks, rank_lines
@@ -53,6 +57,7 @@ from tui.worth import UNIT, worth_words
 CHART_METRICS = ("loss", "accuracy", "streak", "block_tokens_per_s")
 CHART_SMOOTHING = 0.8
 MOST_CHARTS = 34  # lines of all rows of charts
+LEAST_SPLIT = 20  # cells of a bar behind the shares of a step
 LEAST_CHART = 7  # lines; on a low screen the facts below it are scrolled to
 
 
@@ -60,17 +65,32 @@ def overview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, 
     """As many charts as there is room for, above two columns of facts."""
     head = [*state_lines(detail, now_s, width, ascii_only=ascii_only), *cause_lines(detail, width)]
     column = (width - 3) // 2 if width >= 72 else width
-    left = speed_lines(detail, column, ascii_only=ascii_only)
+    note, is_now = _moment_of_steps(detail, now_s)
+    speed = speed_lines(detail, column, note=note, ascii_only=ascii_only)
+    split = split_lines(detail, width, ascii_only=ascii_only)
+    ranks = rank_lines(detail.ranks, detail.roles_told, width, ascii_only=ascii_only)
+    if not is_now:
+        speed, split, ranks = [speed[0], *faded(speed[1:])], faded(split), faded(ranks)
     right = _right_column(detail, now_s, column, ascii_only=ascii_only)
-    facts = beside((left, column), (right, column), gap=3) if width >= 72 else [*left, BLANK, *right]
-    facts += rank_lines(detail.ranks, detail.roles_told, width, ascii_only=ascii_only)
-    facts += against_lines(detail, width)
+    facts = beside((speed, column), (right, column), gap=3) if width >= 72 else [*speed, BLANK, *right]
+    facts = [*split, *facts, *ranks, *against_lines(detail, width)]
     curves = [curve for name in CHART_METRICS if (curve := detail.curve(name)) is not None and curve.samples]
     room = height - len(head) - len(facts) - 2
     lines = [*head, BLANK]
     if curves:
-        lines += [*_charts(curves, width, max(LEAST_CHART, min(room, MOST_CHARTS)), ascii_only=ascii_only), BLANK]
+        lines += _charts(curves, width, max(LEAST_CHART, min(room, MOST_CHARTS)), ascii_only=ascii_only)
+        lines += [BLANK] if room >= LEAST_CHART or not split else []  # a low screen has the line for the split
     return [*lines, *facts]
+
+
+def _moment_of_steps(detail: RunDetail, now_s: float) -> tuple[str, bool]:
+    """Of when the numbers of a step are, and whether that is now."""
+    run = detail.run
+    if run.state.is_final:
+        return "mean of its last reports", False
+    if is_present(run, run.last_event_s, now_s):
+        return "mean of newest reports", True
+    return last_seen(run.last_event_s, now_s), False
 
 
 def cause_lines(detail: RunDetail, width: int) -> list[Line]:
@@ -124,10 +144,10 @@ def _evidence(detail: RunDetail, now_s: float) -> list[str]:
     return told_and_repairs(run.evidence)
 
 
-def speed_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]:
-    """Both token rates, the split of a step, the queue with the side that waits."""
-    latest, pace = detail.latest, detail.pace
-    lines: list[Line] = [heading("Speed", width)]
+def speed_lines(detail: RunDetail, width: int, *, note: str = "", ascii_only: bool) -> list[Line]:
+    """Both token rates, what a step takes, the queue with the side that waits; `note`: of when that is."""
+    latest, pace = detail.means, detail.pace
+    lines: list[Line] = [heading("Speed", width, note)]
     for name in RATES:
         if name in detail.rates:
             told = [(rate(detail.rates[name]), "strong"), (" tokens/s", "muted")]
@@ -136,15 +156,14 @@ def speed_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
     if pace.step_s is not None:
         lines.append(field("step", [(seconds(pace.step_s), "strong")]))
     if pace.step_s is not None or depth is not None:
-        words = wrapped(bottleneck(latest, pace), width - 13)
-        lines += [field("bottleneck" if index == 0 else "", line) for index, line in enumerate(words)]
+        lines += fields("bottleneck", wrapped(bottleneck(latest, pace), width - 13))
     if depth is not None and capacity:
         bar = meter(depth / capacity, 6, ascii_only=ascii_only)
         lines.append(
             field("queue", [*bar, (f" {depth:.0f} of {counted(round(capacity), 'batch', 'batches')}", "muted")])
         )
-    lines += _split_bar(detail, width, ascii_only=ascii_only)
     if len(lines) == 1:
+        lines[0] = heading("Speed", width)
         lines.append([(_no_step(detail.run), "muted")])
     return lines
 
@@ -162,20 +181,21 @@ def against_lines(detail: RunDetail, width: int) -> list[Line]:
     return [BLANK, heading("Speed beside a baseline", width), *wrapped(detail.against, width)]
 
 
-def memory_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]:
-    """One bar a GPU against the card's size; without GPUs the peaks the job reported."""
+def memory_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool) -> list[Line]:
+    """One bar a GPU against the card's size, as it is or as it was seen last; without GPUs the peaks the job reported."""
     samples = newest_samples(detail.gpu_samples)
-    lines: list[Line] = [heading("Memory", width)]
+    old_s = [sample.at_s for sample in samples if not is_present(detail.run, sample.at_s, now_s)]
+    lines: list[Line] = [heading("Memory", width, last_seen(max(old_s), now_s) if old_s else "")]
     for sample in samples:
         used, total = sample.used_bytes, sample.total_bytes
         fraction = used / total if used is not None and total else None
-        meaning = memory_meaning(fraction)
         numbers = f"  {gib(used, unit=False):>4} of {gib(total)}"
         used_share = f"  busy {busy(sample.utilisation)}" if width >= 44 else ""
         name = f"{gpu_name(detail.run, sample.gpu)}  "
         room = max(6, width - cell_len(name) - len(numbers) - len(used_share))
-        bar = meter(fraction, room, meaning, ascii_only=ascii_only)
-        lines.append([(name, "muted"), *bar, (numbers, "text"), (used_share, "muted")])
+        bar = meter(fraction, room, memory_meaning(fraction), ascii_only=ascii_only)
+        line: Line = [(name, "muted"), *bar, (numbers, "text"), (used_share, "muted")]
+        lines += faded([line]) if sample.at_s in old_s else [line]
     if not samples:
         for peak in newest_peaks(detail.peaks)[-4:]:
             size = peak.allocated_bytes or peak.driver_bytes or peak.reserved_bytes
@@ -184,21 +204,20 @@ def memory_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Lin
 
 
 def _right_column(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool) -> list[Line]:
-    memory = memory_lines(detail, width, ascii_only=ascii_only)
+    memory = memory_lines(detail, now_s, width, ascii_only=ascii_only)
     lines = [*memory, BLANK] if memory else []
     lines += [heading("Run", width)]
     run = detail.run
-    lines.append(field("host", hosts_told(run, [sample.gpu for sample in newest_samples(detail.gpu_samples)])))
-    lines.append(field("gate", _gate(detail)))
-    lines += _attempts(detail, now_s)
+    where = hosts_told(run, [sample.gpu for sample in newest_samples(detail.gpu_samples)])
+    lines += fields("host", wrapped(where, width - 13))
+    lines += fields("gate", _gate(detail, width - 13))
+    lines += attempt_lines(detail, width)
     if detail.checkpoints:
         newest = detail.checkpoints[-1]
         lines.append(field("checkpoint", f"step {count(newest.step)}, {age(now_s - newest.at_s)} ago"))
     if run.tags:
         lines.append(field("tags", " ".join(run.tags)))
-    for index, line in enumerate(wrapped(run.note or run.why, width - 13, "muted")[:3]):
-        lines.append(field(("note" if run.note else "why") if index == 0 else "", line))
-    return lines
+    return lines + fields("note" if run.note else "why", wrapped(run.note or run.why, width - 13, "muted")[:3])
 
 
 def _progress(detail: RunDetail, width: int, *, ascii_only: bool) -> Line:
@@ -216,17 +235,13 @@ def _ends(detail: RunDetail, now_s: float) -> Line | None:
     """When it ends and why that moved; for one that has ended, how long it took."""
     run, pace = detail.run, detail.pace
     if run.state.is_final:
-        if run.started_s is None or run.ended_s is None:
-            return None
-        return [
-            ("took ", "muted"),
-            (duration(run.ended_s - run.started_s), "text"),
-            (f", ended {age(now_s - run.ended_s)} ago", "muted"),
-        ]
+        return took(detail, now_s)
     if run.state is not State.RUNNING:
         return None
     if pace.eta_s is None:
         return _since(detail, now_s)
+    if not is_present(run, run.last_event_s, now_s):
+        return _would_end(detail, now_s, pace.eta_s)
     at = clock(now_s + pace.eta_s, now_s)
     line: list[Piece] = [
         ("ends in ", "muted"),
@@ -242,6 +257,18 @@ def _ends(detail: RunDetail, now_s: float) -> Line | None:
             )
         )
     return line
+
+
+def _would_end(detail: RunDetail, now_s: float, eta_s: float) -> Line:
+    """Of one that tells nothing at the moment: counted from its newest step, as more than that is not known."""
+    step_s = detail.attempts[-1].last_step_s if detail.attempts else None
+    from_s = now_s if step_s is None else step_s
+    end_s = from_s + eta_s
+    return [
+        ("would end " if end_s > now_s else "would have ended ", "muted"),
+        (clock(end_s, now_s), "text"),
+        (f", by its step {count(detail.run.step)}, {age(now_s - from_s)} ago", "muted"),
+    ]
 
 
 def _wishes(detail: RunDetail, now_s: float) -> list[Line]:
@@ -262,7 +289,10 @@ def _since(detail: RunDetail, now_s: float) -> Line | None:
     stage = detail.run.stage
     if begun_s is None or stage is None or stage in TRAINING:
         return None
-    return [(f"{stage.replace('_', ' ')} for ", "muted"), (duration(now_s - begun_s), "text")]
+    seen_s = detail.run.last_event_s
+    is_now = seen_s is None or is_present(detail.run, seen_s, now_s)
+    until_s, then = (now_s, "") if seen_s is None or is_now else (seen_s, f", {last_seen(seen_s, now_s)}")
+    return [(f"{stage.replace('_', ' ')} for ", "muted"), (duration(until_s - begun_s), "text"), (then, "muted")]
 
 
 _SPLIT_MEANINGS = {
@@ -274,46 +304,35 @@ _SPLIT_MEANINGS = {
 }
 
 
-def _split_bar(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]:
-    """One bar in the colours of the parts, and their shares below it."""
+def split_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line]:
+    """The share of each part of a step in words of its colour; where there is room behind them a bar of the same."""
     step_s, parts = detail.pace.step_s, detail.pace.parts
     if not parts or not step_s:
         return []
-    room = width - 13
-    bar: list[Piece] = []
-    words: list[Line] = []
-    for name, part_s in parts:
-        cells = round(part_s / step_s * room)
-        bar.append((("#" if ascii_only else "━") * cells, _SPLIT_MEANINGS[name]))
-        words.append([(f"{name} ", _SPLIT_MEANINGS[name]), (percent(part_s / step_s), "muted")])
-    return [field("a step", fitted(bar, room)), *(field("", line) for line in flowed(words, room))]
+    shares = [(name, part_s / step_s) for name, part_s in parts]
+    words = flowed(
+        [[(f"{name} ", _SPLIT_MEANINGS[name]), (percent(share), "text")] for name, share in shares], width - 13
+    )
+    room = width - 13 - width_of(words[0]) - 3
+    if len(words) == 1 and room >= LEAST_SPLIT:
+        sign = "#" if ascii_only else "━"
+        bar: list[Piece] = [(sign * round(share * room), _SPLIT_MEANINGS[name]) for name, share in shares]
+        words = [[*words[0], ("   ", "text"), *fitted(bar, room)]]
+    return fields("a step", words)
 
 
-def _gate(detail: RunDetail) -> Line:
+def _gate(detail: RunDetail, width: int) -> list[Line]:
     if detail.run.forced_reason:
-        return [("forced: ", "warn"), (detail.run.forced_reason, "text")]
+        return wrapped(f"forced: {detail.run.forced_reason}", width, "warn")
     newest: dict[str, bool] = {}
     for row in reversed(detail.rungs):
         newest[row.rung] = row.passed
     if not newest:
-        return [("no rungs on record", "muted")]
+        return wrapped("no rungs on record", width, "muted")
     passed = sum(newest.values())
     failed = [rung for rung, is_passed in newest.items() if not is_passed]
-    if failed:
-        return [(f"{counted(passed, 'rung')} passed, failed: {', '.join(failed)}", "bad")]
-    return [(f"{counted(passed, 'rung')} passed", "good")]
-
-
-def _attempts(detail: RunDetail, now_s: float) -> list[Line]:
-    if len(detail.attempts) < 2:
-        return []
-    lines = []
-    for attempt in detail.attempts[-3:]:
-        meaning = state_letter(attempt.state, attempt.reason)[1]
-        steps = f"steps {count(attempt.first_step)}–{count(attempt.last_step)}" if attempt.last_step else "no step"
-        told = f" {reason_words(attempt.reason) if attempt.reason else state_word(attempt.state)}"
-        lines.append(field(f"attempt {attempt.number}", [(steps, "text"), (told, meaning)]))
-    return lines
+    told = f"{counted(passed, 'rung')} passed" + (f", failed: {', '.join(failed)}" if failed else "")
+    return wrapped(told, width, "bad" if failed else "good")
 
 
 def _charts(curves: Sequence[MetricCurve], width: int, height: int, *, ascii_only: bool) -> list[Line]:
@@ -333,7 +352,7 @@ def _charts(curves: Sequence[MetricCurve], width: int, height: int, *, ascii_onl
 def _chart(curve: MetricCurve, size: tuple[int, int], look: Look) -> list[Line]:
     older = [Series(f"attempt {one.attempt}", "faint", one.samples, is_dimmed=True) for one in curve.attempts[:-1]]
     series = [*older, Series(curve.name, "live", curve.samples, curve.newest)]
-    return chart_lines(curve.name, curve.unit, series, size, look)
+    return chart_lines(curve.name, curve.told_in, series, size, look)
 
 
 def clock(at_s: float, now_s: float) -> str:

@@ -57,6 +57,11 @@ def field(label: str, value: str | Line, *, label_width: int = 12, meaning: str 
     return [(fit(label, label_width), "muted"), (" ", "text"), *pieces]
 
 
+def fields(label: str, lines: Sequence[Line]) -> list[Line]:
+    """A field of several lines: the label stands in front of the first."""
+    return [field("" if index else label, line) for index, line in enumerate(lines)]
+
+
 def beside(*blocks: tuple[Sequence[Line], int], gap: int = 2) -> list[Line]:
     """Blocks of given widths side by side, as tall as the tallest."""
     height = max((len(lines) for lines, _ in blocks), default=0)

@@ -35,7 +35,7 @@ def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, a
         failure = detail.failures[0]
         cause, hint = wrapped(failure.message, width, "bad"), wrapped(failure.hint, width, "muted")
         lines += [BLANK, *at_most(4, cause), *at_most(3, hint)]
-    memory = memory_lines(detail, width, ascii_only=ascii_only)
+    memory = memory_lines(detail, now_s, width, ascii_only=ascii_only)
     lines += _charts(detail, width, height - len(lines) - len(memory) - 2, ascii_only=ascii_only)
     lines += [BLANK, *memory] if memory else []
     if run.why or run.note:
@@ -58,7 +58,7 @@ def _charts(detail: RunDetail, width: int, room: int, *, ascii_only: bool) -> li
     each = (width - 3 * (columns - 1)) // max(1, columns)
     blocks = [
         chart_lines(
-            curve.name, curve.unit, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
+            curve.name, curve.told_in, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
             Look(smoothing=CHART_SMOOTHING, ascii_only=ascii_only),
         )
         for curve in curves

@@ -142,7 +142,7 @@ class RunScreen(YardScreen):
         ascii_only = self.app.ascii_only
         pages: dict[str, Draw] = {
             "overview": partial(overview_lines, ascii_only=ascii_only),
-            "memory": lambda detail, _, width, height: memory_tab_lines(detail, width, height, ascii_only=ascii_only),
+            "memory": partial(memory_tab_lines, ascii_only=ascii_only),
             "failure": lambda detail, _, width, _height: failure_lines(detail, width),
             "spec": lambda detail, _, width, _height: spec_lines(detail, width),
             "files": lambda detail, at_s, width, _height: checkpoint_lines(detail, at_s, width),

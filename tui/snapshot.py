@@ -48,6 +48,7 @@ from tui.detail import (
     read_document,
     sample_of,
     stage_progress,
+    told_now,
 )
 from tui.log_page import LogAsk, LogPage, read_log
 from tui.pace import TRAINING
@@ -346,7 +347,7 @@ def _numbers(reader: Reader, run: RunRow, latest: Mapping[str, SeriesRow], gpus:
     points = [] if loss is None else reader.curve(run.id, "loss", buckets=SPARK_POINTS * 3, attempt=loss.attempt)
     return RunNumbers(
         is_ours=not run.state.is_final or is_ours(read_document(reader, run.id, Document.SPEC)),
-        latest={name: row.recent_mean if name == "loss" else row.last_value for name, row in latest.items()},  # as `ls`
+        latest={name: told_now(row) for name, row in latest.items()},
         spark=tuple(thin([sample_of(point) for point in points], SPARK_POINTS)),
         gpus=tuple(gpus),
         cause=_cause(reader, run) if run.state is State.FAILED else "",  # it is written before the state

@@ -26,6 +26,7 @@ from tui.ordering import advised
 from tui.pieces import text_of, width_of
 from tui.snapshot import Ask, CurvesAsk, Room
 from tui.spec import spec_lines
+from tui.wording import gib
 
 pytestmark = pytest.mark.slow  # a whole app a test
 
@@ -303,6 +304,28 @@ def test_what_the_plan_was_short_of_is_taken_off_the_card(places: Places) -> Non
     assert f"{97 - planned:.1f} GiB more than the plan said" in text
     assert detail.answers.fits is not None
     assert all(item.peak_bytes < (planned - 2) * GIB for item in detail.answers.fits.changes)
+
+
+def test_the_part_of_the_plan_that_was_exceeded_is_said_as_show_says_it(
+    places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched(places, "orig2345", "qwen3.6-27b", "ddtree", capacity_gib=95, overrides=())
+    ran_out(places, "orig2345", allocated=83.0, requested=11.0, free=1.0, total=95.0, own_use=86.0)
+    detail = told(places, "orig2345")[0]
+    over = detail.answers.exceeded
+    assert over is not None
+
+    text = " ".join(text_of(failure_lines(detail, 78)).split())
+    shown = " ".join(_shown(capsys, "orig2345", "--oom", places=places).split())
+
+    sizes = (over.planned_bytes, over.component_bytes, over.needed_bytes)
+    on_screen = [gib(size) for size in sizes]
+    printed = [f"{size / GIB:.2f} GiB" for size in sizes]  # a place more
+    sentence = "forward was planned with {} allocated, {} of it {part}; it needed {}"
+    assert sentence.format(*on_screen, part=over.component) in text
+    assert f"exceeded: {sentence.format(*printed, part=over.component)}" in shown
+    assert text.index("Beyond the plan") < text.index("What would")
+    assert f"planned, in 95.0 GiB less {gib(detail.answers.short_bytes)}" in text
 
 
 def test_a_run_that_did_not_run_out_of_memory_is_not_planned_again(places: Places) -> None:

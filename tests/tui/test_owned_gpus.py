@@ -74,7 +74,7 @@ def test_the_list_measures_memory_on_the_own_cards_alone(snapshot: Snapshot) -> 
 @pytest.mark.parametrize("draw", [overview_lines, "memory"])
 def test_a_run_shows_its_own_cards_alone(detail: RunDetail, draw: object) -> None:
     lines = (
-        memory_tab_lines(detail, 100, 30, ascii_only=False)
+        memory_tab_lines(detail, NOW_S, 100, 30, ascii_only=False)
         if draw == "memory"
         else overview_lines(detail, NOW_S, 100, 30, ascii_only=False)
     )
@@ -141,7 +141,7 @@ def test_over_two_hosts_its_own_cards_are_named_with_their_host(over_two: Snapsh
     detail = over_two.detail
     assert detail is not None
     pages = [
-        memory_tab_lines(detail, 100, 30, ascii_only=False),
+        memory_tab_lines(detail, NOW_S, 100, 30, ascii_only=False),
         overview_lines(detail, NOW_S, 100, 30, ascii_only=False),
     ]
 

@@ -14,14 +14,16 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, FailureRow, State
 from tests.tui.golden import SCREENS, opened, press, shown
 from tests.tui.world import NOW_S, SPEC, Writer, Yard, gpu_events, steps
-from tests.tui.yard import OOM, RESUMED
+from tests.tui.yard import LIVE, OOM, RESUMED
 from tui.app import Draftyard
 from tui.chart import Look
 from tui.compare import compare_lines
 from tui.detail import RunDetail, read_detail
+from tui.overview import overview_lines
 from tui.pieces import text_of
 from tui.plain import screen_text
 from tui.snapshot import Ask, CurvesAsk, Room
+from tui.wording import rate, value
 
 ONE = "k2nq7wde"
 KEYS_ARE_NO_COUNTS = re.compile(r"\b1 (runs|hosts)  2 ")  # the key 1 of the list, before its name
@@ -45,6 +47,38 @@ def test_a_runs_numbers_are_those_of_show_over_all_its_attempts(yard_places: Pla
 
     loss = next(row for row in detail_of(yard_places.db, RESUMED).series if row.name == "loss")
     assert loss.first_step == 0  # not where the second attempt went on
+
+
+def test_a_metric_has_one_number_on_every_screen(yard_places: Places) -> None:
+    """The one that `ls`, its filters and the first column of `show` have: the mean of the newest reports."""
+    names = ("loss", "block_tokens_per_s")
+    room = Room(yard_places.db)
+    snapshot = room.read(Ask(run=LIVE, curves=CurvesAsk(names=names)), NOW_S)
+    room.close()
+    assert snapshot is not None
+    detail, numbers = snapshot.detail, snapshot.numbers[LIVE].latest
+    assert detail is not None
+    shown = {row.name: row for row in history.show(yard_places, LIVE).series}
+    text = text_of(overview_lines(detail, NOW_S, 138, 40, ascii_only=False))
+
+    for name in names:
+        curve, mean = detail.curve(name), shown[name].recent_mean
+        assert mean != shown[name].last_value
+        assert curve is not None
+        assert numbers[name] == curve.newest == mean
+        assert curve.told_in.endswith("mean")
+    assert f"loss  {value(shown['loss'].recent_mean)} nats, mean" in text
+    assert re.search(rf"block +{rate(shown['block_tokens_per_s'].recent_mean)} tokens/s", text)
+
+
+def test_what_is_set_or_only_grows_is_no_mean(filled_yard: Path) -> None:
+    with contextlib.closing(Reader(filled_yard)) as reader:
+        detail = read_detail(reader, reader.run(LIVE), CurvesAsk(names=("lr",)))
+    curve, row = detail.curve("lr"), next(row for row in detail.series if row.name == "lr")
+
+    assert curve is not None
+    assert curve.newest == row.last_value != row.recent_mean
+    assert "mean" not in curve.told_in
 
 
 def test_compare_draws_every_metric_that_two_runs_report(tmp_path: Path) -> None:
