@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orchestrator.units import is_measurable
-
 OUTER_SHARE = 0.03  # of the values at either end may leave an axis
 PRESSING = 1.5  # ... where they reach this much of the height of the others beyond them
 FEW = 8  # values of which none may leave
@@ -75,15 +73,6 @@ class Axis:
         if self.is_log:
             return math.exp(math.log(self.low) + position * (math.log(self.high) - math.log(self.low)))
         return self.low + position * (self.high - self.low)
-
-
-def raw_samples(points: Iterable[tuple[float, float | None]]) -> list[Sample]:
-    """Samples of single values; None counts as NaN."""
-    samples = []
-    for step, number in points:
-        known = math.nan if number is None or not is_measurable(number) else number
-        samples.append(Sample(step, known, known, known, 1 if math.isnan(known) else 0))
-    return samples
 
 
 def full_window(*series: Sequence[Sample]) -> Window:

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from tests.tui.samples import raw_samples
 from tui.chart import Look, Series, chart_lines
-from tui.curve import Axis, Sample, Window, raw_samples
+from tui.curve import Axis, Sample, Window
 from tui.pieces import Line, text_of, width_of
 from tui.theme import MARKS, SERIES
 

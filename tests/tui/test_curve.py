@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.tui.samples import raw_samples
 from tui.canvas import spark
-from tui.curve import Axis, Window, axis_of, full_window, nearest, raw_samples, smooth, thin, trace
+from tui.curve import Axis, Window, axis_of, full_window, nearest, smooth, thin, trace
 
 finite = st.floats(-1e6, 1e6)
 values = st.lists(st.one_of(finite, st.just(math.nan), st.just(math.inf), st.none()), min_size=1, max_size=300)
