@@ -11,9 +11,10 @@ from orchestrator.actions.rungs import ladder, peak_bytes, seconds_of
 from orchestrator.store.rows import EvidenceRow, RunRow
 from orchestrator.units import spoken
 from tui.facts import fact_text
+from tui.memory import difference
 from tui.pieces import BLANK, Line, Piece, broken, heading, wrapped
 from tui.table import Column
-from tui.wording import GIB, age, duration, fit, gib
+from tui.wording import age, duration, fit, gib
 
 RUNG_WIDTH, TIMED_WIDTH = 9, 18  # "✓ 84.9", "✓ 84.9 GiB  1.27s"
 NAME_WIDTH = 12  # of a rung at least: "checkpoint"
@@ -177,19 +178,10 @@ def _against_plan(item: EvidenceRow | None, plan: Mapping[str, Any], width: int)
         if planned is None and measured is None:
             continue
         sizes = f"{gib(planned, unit=False):>10}{gib(measured, unit=False):>10}"
-        lines += broken(
-            [("  ", "text"), (fit(stage, 12), "text"), (sizes, "text"), _difference(planned, measured)], width
-        )
+        beyond, meaning = difference(planned, measured)
+        told: Line = [("  ", "text"), (fit(stage, 12), "text"), (sizes, "text"), (f"{beyond:>{BEYOND_WIDTH}}", meaning)]
+        lines += broken(told, width)
     return lines if len(lines) > 3 else []
-
-
-def _difference(planned: float | None, measured: float | None) -> Piece:
-    """Beyond five percent of the plan it is worth a look."""
-    if not planned or measured is None:
-        return f"{'–':>{BEYOND_WIDTH}}", "faint"
-    share = (measured - planned) / planned
-    told = f"{(measured - planned) / GIB:+.2f} {share:+4.0%}"
-    return f"{told:>{BEYOND_WIDTH}}", "warn" if abs(share) > 0.05 else "good"
 
 
 def _seconds(seconds: float | None) -> str:
