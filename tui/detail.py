@@ -63,14 +63,9 @@ class AttemptCurve:
 class MetricCurve:
     name: str
     attempts: tuple[AttemptCurve, ...]  # oldest first; the last is the one that counts
-    unit: str = ""
+    unit: str = ""  # with `mean` where that is what its number is, as under a crosshair, where it is one of some steps
     baseline: tuple[Sample, ...] = ()
     newest: float | None = None  # what it is at now, as `told_now` has it
-
-    @property
-    def told_in(self) -> str:
-        """The unit of that number; where it is a mean, that as well."""
-        return self.unit if is_told_newest(self.name) else f"{self.unit}, mean".removeprefix(", ")
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -261,7 +256,8 @@ def _curve(
     attempts = tuple(AttemptCurve(number, read(run.id, number)) for number in numbers)
     baseline = read(reader.run(ask.baseline).id, None) if ask.baseline else ()
     newest = next((told_now(row) for row in series if row.name == name), None)  # newest attempt first
-    return MetricCurve(name, attempts, unit, baseline, newest)
+    told_in = unit if is_told_newest(name) else f"{unit}, mean".removeprefix(", ")
+    return MetricCurve(name, attempts, told_in, baseline, newest)
 
 
 def _rungs(reader: Reader, run: RunRow) -> tuple[EvidenceRow, ...]:

@@ -59,6 +59,7 @@ def _first_cause(failure: FailureRow, source: str, answers: Answers, width: int)
     lines: list[Line] = [
         *broken([(_kind(failure.kind), "bad"), ("  " + ", ".join(where), "muted")], width),
         *wrapped(failure.message, width, "strong"),
+        *_exceeded(answers, width),
     ]
     if failure.hint:
         lines += [BLANK, heading("What would help", width), *wrapped(failure.hint, width)]
@@ -68,22 +69,26 @@ def _first_cause(failure: FailureRow, source: str, answers: Answers, width: int)
     return lines
 
 
+def _exceeded(answers: Answers, width: int) -> list[Line]:
+    """Which stage went beyond its plan, and what most of that was; where the plan was kept there is nothing to say."""
+    over = answers.exceeded
+    if over is None:
+        return []
+    planned = f"{state_word(over.stage)} was planned with {gib(over.planned_bytes)} allocated"
+    part = f"{gib(over.component_bytes)} of it {state_word(over.component)}"
+    return wrapped(f"{planned}, {part}; it needed {gib(over.needed_bytes)}", width, "warn")
+
+
 def _would_fit(answers: Answers, width: int) -> list[Line]:
-    """What the run needed beyond its plan, then what would fit on the card less that."""
+    """From the plan of what ran, against the card less what that plan had been short of."""
     if answers.fits is None:
         return []
-    lines: list[Line] = []
-    over, short = answers.exceeded, answers.short_bytes
-    if over is not None or short:
-        lines += [BLANK, heading("Beyond the plan", width)]
-    if over is not None:
-        planned = f"{state_word(over.stage)} was planned with {gib(over.planned_bytes)} allocated"
-        part = f"{gib(over.component_bytes)} of it {state_word(over.component)}"
-        lines += wrapped(f"{planned}, {part}; it needed {gib(over.needed_bytes)}.", width, "warn")
-    if short:
-        told = f"It needed {gib(short)} more than the plan said; what is offered leaves that free."
+    title, *changes = fit_lines(answers.fits, width, short_bytes=answers.short_bytes)
+    lines: list[Line] = [BLANK, title]
+    if answers.short_bytes:
+        told = f"It needed {gib(answers.short_bytes)} more than the plan said; what is offered leaves that free."
         lines += wrapped(told, width, "warn")
-    return [*lines, BLANK, *fit_lines(answers.fits, width, short_bytes=short)]
+    return [*lines, *changes]
 
 
 def _kind(kind: str) -> str:

@@ -126,9 +126,9 @@ def state_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: bool
         fraction = newest.done / newest.total if newest.total else None
         unit = newest.unit.removesuffix("s") if newest.total == 1 else newest.unit
         done = f"{count(newest.done)} of {count(newest.total)} {unit}" if newest.total else count(newest.done)
-        lines.append(
-            [(f"{newest.what}  ", "text"), *meter(fraction, 20, ascii_only=ascii_only), (f"  {done}", "muted")]
-        )
+        bar = meter(fraction, 20, ascii_only=ascii_only)
+        line: Line = [(f"{newest.what}  ", "text"), *bar, (f"  {done}", "muted")]
+        lines += [line] if is_present(run, run.last_event_s, now_s) else faded([line])
     ends = _ends(detail, now_s)
     lines += broken(ends, width) if ends else []
     lines += _wishes(detail, now_s)
@@ -352,7 +352,7 @@ def _charts(curves: Sequence[MetricCurve], width: int, height: int, *, ascii_onl
 def _chart(curve: MetricCurve, size: tuple[int, int], look: Look) -> list[Line]:
     older = [Series(f"attempt {one.attempt}", "faint", one.samples, is_dimmed=True) for one in curve.attempts[:-1]]
     series = [*older, Series(curve.name, "live", curve.samples, curve.newest)]
-    return chart_lines(curve.name, curve.told_in, series, size, look)
+    return chart_lines(curve.name, curve.unit, series, size, look)
 
 
 def clock(at_s: float, now_s: float) -> str:

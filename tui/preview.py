@@ -58,7 +58,7 @@ def _charts(detail: RunDetail, width: int, room: int, *, ascii_only: bool) -> li
     each = (width - 3 * (columns - 1)) // max(1, columns)
     blocks = [
         chart_lines(
-            curve.name, curve.told_in, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
+            curve.name, curve.unit, [Series(detail.run.branch, "live", curve.samples, curve.newest)], (each, share),
             Look(smoothing=CHART_SMOOTHING, ascii_only=ascii_only),
         )
         for curve in curves

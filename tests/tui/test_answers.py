@@ -324,7 +324,7 @@ def test_the_part_of_the_plan_that_was_exceeded_is_said_as_show_says_it(
     sentence = "forward was planned with {} allocated, {} of it {part}; it needed {}"
     assert sentence.format(*on_screen, part=over.component) in text
     assert f"exceeded: {sentence.format(*printed, part=over.component)}" in shown
-    assert text.index("Beyond the plan") < text.index("What would")
+    assert text.index("was planned with") < text.index("What would")
     assert f"planned, in 95.0 GiB less {gib(detail.answers.short_bytes)}" in text
 
 

@@ -66,7 +66,7 @@ def test_a_metric_has_one_number_on_every_screen(yard_places: Places) -> None:
         assert mean != shown[name].last_value
         assert curve is not None
         assert numbers[name] == curve.newest == mean
-        assert curve.told_in.endswith("mean")
+        assert curve.unit.endswith("mean")
     assert f"loss  {value(shown['loss'].recent_mean)} nats, mean" in text
     assert re.search(rf"block +{rate(shown['block_tokens_per_s'].recent_mean)} tokens/s", text)
 
@@ -78,7 +78,7 @@ def test_what_is_set_or_only_grows_is_no_mean(filled_yard: Path) -> None:
 
     assert curve is not None
     assert curve.newest == row.last_value != row.recent_mean
-    assert "mean" not in curve.told_in
+    assert "mean" not in curve.unit
 
 
 def test_compare_draws_every_metric_that_two_runs_report(tmp_path: Path) -> None:
@@ -102,6 +102,17 @@ def test_compare_draws_every_metric_that_two_runs_report(tmp_path: Path) -> None
     assert "loss" in charts
     assert "alone" not in charts
     assert "8 metrics more" in text
+
+
+@pytest.mark.slow
+async def test_the_curves_say_that_their_numbers_are_means(open_app: Callable[..., Draftyard]) -> None:
+    app = open_app()
+    async with opened(app, "j", "enter", "2", size=(140, 40)) as pilot:
+        text = await shown(app, pilot, "grad_norm")
+
+    assert re.search(r"loss  1\.609 nats, mean ", text), text
+    assert re.search(r"accuracy  [\d.]+ mean ", text)
+    assert "lr  2.61e-04" in text
 
 
 @pytest.mark.slow
