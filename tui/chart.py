@@ -79,8 +79,9 @@ def _drawn(title: str, unit: str, series: tuple[Series, ...], size: tuple[int, i
     if look.crosshair is not None:
         plot = _with_crosshair(plot, window, look.crosshair, labels_width, canvas.width)
     head = [*_title(title, unit, series, look, traces), *_reach(axis, leaving, unit)]
-    if width_of(head) > width:  # a word of explanation goes before a number is cut
-        head = [piece for piece in head if piece[0] != _smoothed(look)]
+    for explained, short in ((_smoothed(look), ""), ("  log scale", "  log")):
+        if width_of(head) > width:  # words of explanation go before a number is cut
+            head = [(short if text == explained else text, meaning) for text, meaning in head]
     return [fitted(head, width), *plot, _steps(window, width, labels_width)]
 
 

@@ -138,7 +138,7 @@ def _only_typed(app: Draftyard) -> Iterator[Command]:
         names = {"run": run.id, "recipe": shlex.quote(run.recipe), "host": shlex.quote(run.host)}
     for verb, (words, rest) in ONLY_TYPED.items():
         command = f"draftyard {verb} {rest.format(**names)}".rstrip()
-        note = f"{command}   on the command line alone; enter copies it"
+        note = f"command line only; enter copies: {command}"
         yield Command(f"verb.{verb}", words, "", partial(_copy, app, command), is_far=True, also=verb, note=note)
 
 

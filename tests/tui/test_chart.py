@@ -193,6 +193,19 @@ def test_a_title_loses_its_explanation_before_its_numbers(width: int) -> None:
     assert head.endswith("smoothed 0.95") or "smoothed" not in head
 
 
+@pytest.mark.parametrize(
+    ("width", "words"), [(48, ["smoothed", "0.95", "log", "scale"]), (40, ["log", "scale"]), (26, ["log"])]
+)
+def test_a_title_without_room_says_log_and_cuts_no_word(width: int, words: list[str]) -> None:
+    series = [Series("", "live", SPREAD)]
+
+    head = text_of(chart_lines("accuracy", "tokens", series, (width, 8), Look(smoothing=0.95, is_log=True))[:1])
+
+    assert "1.01 tokens" in head
+    assert "…" not in head
+    assert head.split()[3:] == words
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.8, 0.95])
 def test_a_title_says_how_smooth_the_line_is_or_nothing(smoothing: float) -> None:
     alone = [Series("", "live", SPREAD)]
