@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from orchestrator.failure import Findings, Told, causes, from_log
 from tests.orchestrator import failure_corpus as corpus
 from tests.orchestrator.failure_corpus import CORPUS, Case
+from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
 
 GPU, HOST, NEITHER = "gpu", "host", "neither"
 FAMILY = {"gpu_oom": GPU, "host_oom": HOST, "cgroup_oom": HOST}
@@ -83,6 +84,11 @@ GROUPS: Mapping[str, Sequence[Case]] = {
     "packages that are missing": corpus.PACKAGES,
     "echoes: what others say after one has died": corpus.ECHOES,
     "look-alikes and quoted failures": corpus.LOOK_ALIKES,
+    "messages that quote an out-of-memory error": QUOTATIONS,
+    "memory that is none of the card's: pinned, locked, a kernel's": OTHER_MEMORY,
+    "GPU: more texts of the driver and of libraries": MORE_DRIVER,
+    "GPU: more texts of allocators, and of wrappers": MORE_ALLOCATOR,
+    "logs: boxes, colours, journals, groups, Ray": COATS,
 }
 
 

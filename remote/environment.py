@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from remote import allocator
 from remote.hiding import NAMES, secret_names
 from remote.job import Job
 from remote.processes import ATTEMPT_MARK, RUN_MARK
@@ -25,11 +26,12 @@ DEFAULTS = {
     "CUDA_MODULE_LOADING": "LAZY",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
+# The bundled trainer alone: what it reads is on the host. A script of the user's own may load its data from a hub.
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+BUNDLED = "remote.drafter"
 # A socket's path holds 107 bytes, and multiprocessing appends some 31 to the folder for temporary files.
 LONGEST_TMPDIR = 76
 LONGEST_WORD = 128 * 1024  # MAX_ARG_STRLEN, execve(2); the NUL at its end counts
-ALLOCATOR = "expandable_segments:True"
-ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second is read by newer torch
 
 
 def temporary_folder(run: RunDir) -> Path | None:
@@ -68,16 +70,17 @@ def job_environment(run: RunDir, job: Job, *, inherited: dict[str, str]) -> dict
     environment = {
         **base,
         **DEFAULTS,
+        **(OFFLINE if BUNDLED in job.argv else {}),
         **job.variables,
         "HF_HOME": base.get("HF_HOME", str(work_dir / "cache" / "huggingface")),
     }
     temporary = temporary_folder(run)
     if temporary is not None:
         environment["TMPDIR"] = str(temporary)
-    if not any(name in own for name in ALLOCATOR_NAMES):
-        environment |= dict.fromkeys(ALLOCATOR_NAMES, ALLOCATOR)
+    if not any(name in own for name in allocator.NAMES):
+        environment |= dict.fromkeys(allocator.NAMES, allocator.DEFAULT)
     else:
-        environment = {name: value for name, value in environment.items() if name not in ALLOCATOR_NAMES}
+        environment = {name: value for name, value in environment.items() if name not in allocator.NAMES}
     if job.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.gpus)
     # The shipped tree first, so that `import remote.report` works from any script in it.

@@ -4,7 +4,7 @@ Three witnesses, most trusted first: what the job itself reported (exception, tr
 its stderr holds (tracebacks and the system's own lines, where they stand as such: a line that quotes
 an older failure is no evidence), and the supervisor's exit file (signal, counters of the kernel's
 out-of-memory killer, disks). What happens to the other ranks after one has died is an echo and comes
-after the cause. What a text means is in `failure_texts`, its numbers in `oom_text`.
+after the cause. What a text means is in `texts`, whose words it holds in `spoken`, its numbers in `oom_text`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ from orchestrator.failure.texts import (
     HOST_KILLER,
     NO_SHARED_MEMORY,
     OWN_LIMIT_HINT,
+    PINNED,
     Meaning,
     meaning,
 )
-from orchestrator.failure.tracebacks import Block, Raised, blocks, first_line, innermost_frame, root_of_chain
+from orchestrator.failure.tracebacks import (
+    Block,
+    Raised,
+    blocks,
+    first_line,
+    innermost_frame,
+    pins_memory,
+    root_of_chain,
+)
 from orchestrator.store.rows import Reason
 from orchestrator.units import format_size
 
@@ -55,6 +64,7 @@ class Findings:
     stderr: str = ""
     stdout: str = ""
     exit_file: Mapping[str, Any] = field(default_factory=dict)
+    grows_segments: bool | None = None  # whether the allocator could, as the job was started; None: not known
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,14 @@ class Failure:
 
 def causes(findings: Findings) -> list[Failure]:
     """Every failure the evidence shows, each once, causes before echoes, earlier before later."""
-    told = [_from_event(item) for item in sorted(findings.told, key=lambda item: item.at_s)]
+    grows = findings.grows_segments
+    told = [_from_event(item, grows) for item in sorted(findings.told, key=lambda item: item.at_s)]
     seen = {first_line(failure.message) for failure in told}
-    logged = [failure for failure in from_log(findings.stderr, "stderr") if failure.message not in seen]
+    logged = [
+        failure for failure in from_log(findings.stderr, "stderr", grows_segments=grows) if failure.message not in seen
+    ]
     if not told and all(_is_xid(failure) for failure in logged):
-        logged += from_log(findings.stdout, "stdout")
+        logged += from_log(findings.stdout, "stdout", grows_segments=grows)
     found = [_with_counters(failure, findings.exit_file) for failure in (*told, *logged)]
     may_be_card = _may_be_card(found, findings.exit_file)
     found = [item for item in found if not _is_xid(item) or (may_be_card and _is_of_job(item, findings.exit_file))]
@@ -122,7 +135,7 @@ def _distinct(found: Sequence[Failure]) -> list[Failure]:
 # ------------------------------------------------------------------------ what the job reported
 
 
-def _from_event(told: Told) -> Failure:
+def _from_event(told: Told, grows_segments: bool | None) -> Failure:
     fields = told.fields
     kind, message = str(fields.get("failure") or ""), str(fields.get("message") or "")
     text = str(fields.get("traceback") or "")
@@ -130,7 +143,12 @@ def _from_event(told: Told) -> Failure:
     found = meaning(raised.kind, raised.text)
     if found.kind == EXCEPTION:
         found = meaning(kind, message)
-    facts = {**found.facts, **innermost_frame(text), **checked(fields.get("facts"))}
+    facts = {
+        **found.facts,
+        **innermost_frame(text),
+        **(_grows(grows_segments) if found.kind == Reason.GPU_OOM else {}),
+        **checked(fields.get("facts")),
+    }
     stage, step = fields.get("stage"), whole(fields.get("step"))
     found = _with_cause(replace(found, facts=facts), text, stage=stage, step=step)
     return Failure(
@@ -148,10 +166,17 @@ def _from_event(told: Told) -> Failure:
     )
 
 
+def _grows(grows_segments: bool | None) -> dict[str, Any]:
+    """As the fact that a snapshot would tell, which knows better."""
+    return {} if grows_segments is None else {"expandable_segments": grows_segments}
+
+
 def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: int | None = None) -> Meaning:
     """Of the card's memory alone: what filled it, where evidence says so, and what to change."""
     if found.kind != Reason.GPU_OOM:
         return found
+    if found.facts.get("level") == "driver" and pins_memory(traceback):
+        return replace(PINNED(""), facts={**found.facts, **PINNED("").facts})
     scene = Scene(
         found.facts,
         traceback,
@@ -168,18 +193,21 @@ def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: int 
 # -------------------------------------------------------------------------- what a log shows
 
 
-def from_log(text: str, source: str) -> list[Failure]:
+def from_log(text: str, source: str, *, grows_segments: bool | None = None) -> list[Failure]:
     """Failures a log really shows: the last traceback of each process, and the system's own lines."""
     found = list(blocks(text))
     last = {block.prefix: block for block in found if not block.is_system}
-    return [_from_block(block, source) for block in found if block.is_system or block is last[block.prefix]]
+    known = _grows(grows_segments)
+    return [_from_block(block, source, known) for block in found if block.is_system or block is last[block.prefix]]
 
 
-def _from_block(block: Block, source: str) -> Failure:
+def _from_block(block: Block, source: str, known: Mapping[str, Any]) -> Failure:
     meanings = [meaning(raised.kind, raised.text) for raised in block.raised]
     chosen = next((i for i, found in enumerate(meanings) if found.kind != EXCEPTION), len(meanings) - 1)
     frame = innermost_frame(block.text)
     found = meanings[chosen]
+    if found.kind == Reason.GPU_OOM:
+        frame |= known
     found = _with_cause(replace(found, facts={**found.facts, **frame}), block.text)
     return Failure(
         kind=found.kind,

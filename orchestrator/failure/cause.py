@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from orchestrator.failure.oom_text import others_bytes, pieces_bytes
+from orchestrator.failure.oom_text import FOREIGN_SHARE, idle_bytes, others_bytes, pieces_bytes
 from orchestrator.units import format_size
 
 MIB = 1024**2
 LARGE_SHARE = 0.25  # of what is alive: from here on something that is kept is what fills the card
 RECOMPUTED_SHARE = 0.05  # of what is alive: below this something is recomputed, and hardly the layers
 WIDE = 30_000  # a last dimension from here on may be a vocabulary's
-FOREIGN_SHARE = 0.05  # of the card: what others hold below this is a display or a context, and no cause
 ROUNDING_BYTES = 2 * MIB  # the allocator asks in steps of this
 WORKSPACE_BYTES = 32 * MIB  # of cuBLAS on cards from Hopper on; `remote.plan.memory` counts the same
 _WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -183,7 +182,7 @@ def _math_sizes(
 def _library_workspace(scene: Scene) -> Cause | None:
     """Of the driver's own error it is known only where this process is seen to have filled the card itself."""
     level, reserved = scene.facts.get("level"), scene.size("reserved_bytes")
-    fills_card = level == "driver" and bool(scene.capacity) and reserved > scene.capacity / 2
+    fills_card = level in ("driver", "handle") and bool(scene.capacity) and reserved > scene.capacity / 2
     if level != "library" and not fills_card and not _asks_for_workspace(scene):
         return None
     return Cause(
@@ -227,8 +226,10 @@ def _other_process(scene: Scene) -> Cause | None:
 def _fragmentation(scene: Scene) -> Cause | None:
     if scene.facts.get("shortage") != "fragmentation":
         return None
-    pieces = format_size(pieces_bytes(scene.facts))
-    text = f"{pieces} are unused but in pieces, none of them {format_size(scene.requested)} large"
+    idle, free = idle_bytes(scene.facts), pieces_bytes(scene.facts) - idle_bytes(scene.facts)
+    beside = f", and {format_size(free)} are free beside them" if free else ""
+    asked = format_size(scene.requested)
+    text = f"{format_size(idle)} are reserved and unused, but in pieces{beside}; {asked} were asked for in one"
     grow = Remedy("expandable_segments", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     even = Remedy("even_sizes", "pad to a few sizes, or empty the cache once after the largest")
     return Cause("fragmentation", text, (even,) if scene.facts.get("expandable_segments") is True else (grow, even))

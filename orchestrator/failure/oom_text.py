@@ -15,8 +15,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.units import LARGEST_BYTES
+
 # Of the card, or of what the process may take: slack below this is in every allocator, and a card with no more is full.
 PIECES_SHARE = 0.02
+FOREIGN_SHARE = 0.05  # of the card: what others hold below this is a display or a context, and no cause
 ROUNDING_BYTES = 16 * 1024**2  # of a difference of three sizes in GiB, each with two decimals
 _UNIT_BYTES = {
     "bytes": 1,
@@ -56,6 +59,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("reserved_bytes", rf"{_SIZE} reserved in total by PyTorch"),
     ("reserved_bytes", rf"{_SIZE} cached"),
     ("limit_bytes", rf"limit set to: {_SIZE}"),
+    # the backend that allocates through the driver's own pools
+    ("requested_bytes", rf"Requested +: {_SIZE}"),
+    ("allocated_bytes", rf"Currently allocated +: {_SIZE}"),
+    ("total_bytes", rf"Device limit +: {_SIZE}"),
+    ("free_bytes", rf"Free \(according to CUDA\) *: {_SIZE}"),
+    ("allowed_bytes", rf"user-supplied memory fraction\)\s+: {_SIZE}"),
 )
 _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
 
@@ -75,8 +84,8 @@ def numbers(text: str) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name, pattern in _COMPILED:
         found = pattern.search(text)
-        if found is not None and name not in facts:
-            facts[name] = size_bytes(found[1], found[2])
+        if found is not None and name not in facts and (size := size_bytes(found[1], found[2])) <= LARGEST_BYTES:
+            facts[name] = size
     gpu = _GPU.search(text)
     if gpu is not None:
         facts["gpu"] = int(gpu[1])
@@ -116,7 +125,8 @@ def shortage(facts: Mapping[str, Any]) -> str | None:
     if is_limited and free >= requested:
         return "process_limit"
     others = others_bytes(facts)
-    if others and free + others >= requested:
+    is_foreign = others >= FOREIGN_SHARE * (total or 0)
+    if others and is_foreign and free + others >= requested:
         return "other_process"
     return "full"
 
@@ -124,7 +134,7 @@ def shortage(facts: Mapping[str, Any]) -> str | None:
 def pieces_bytes(facts: Mapping[str, Any]) -> int:
     """What is reserved and unused, with what is free on the card, which is no room for a process at its limit."""
     free = 0 if facts.get("allowed_bytes") is not None else int(facts.get("free_bytes", 0))
-    return _idle_bytes(facts) + free
+    return idle_bytes(facts) + free
 
 
 def _capacity_bytes(facts: Mapping[str, Any]) -> int:
@@ -143,7 +153,7 @@ def others_bytes(facts: Mapping[str, Any]) -> int:
     return max(listed, hidden) if hidden > ROUNDING_BYTES else listed
 
 
-def _idle_bytes(facts: Mapping[str, Any]) -> int:
+def idle_bytes(facts: Mapping[str, Any]) -> int:
     """Reserved by the allocator and not in use; older texts say only the two sums."""
     if "idle_reserved_bytes" in facts:
         return int(facts["idle_reserved_bytes"])

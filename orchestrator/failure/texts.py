@@ -1,8 +1,9 @@
 """What one exception or one line of the system's means: rules from text to a failure word.
 
 A rule looks at the class of an exception and at its message, never at a whole log, because a log may
-quote yesterday's failure. The first rule that fits counts, so look-alikes stand before what they look
-like. Texts are those of PyTorch 1.x to 2.13, CUDA, cuBLAS, cuDNN, NCCL, Triton, the Linux kernel.
+quote yesterday's failure. So may a message: an error of the card's memory begins with its words (`spoken`), and where
+they stand further on they are somebody else's. The first rule that fits counts, so look-alikes stand before what they
+look like. Texts are those of PyTorch 1.x to 2.13, CUDA, cuBLAS, cuDNN, NCCL, Triton, the Linux kernel.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from orchestrator.failure import xid
 from orchestrator.failure.oom_text import numbers, shortage
+from orchestrator.failure.spoken import ELSEWHERE, HEAD, carried, own_words
 from orchestrator.store.rows import Reason
 
 EXCEPTION = "exception"  # failed by an exception that no rule knows better
@@ -89,7 +91,7 @@ def _install(name: str) -> str:
 
 _GPU_HINTS = {
     "larger_than_card": "one allocation is larger than the whole card: a tensor has a shape nobody meant, or needs chunks",
-    "fragmentation": "enough is reserved but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "fragmentation": "enough is reserved but in pieces: pad to a few sizes, or let segments grow (expandable_segments:True)",
     "other_process": "another process holds the memory that is missing; free the card or choose another",
     "process_limit": "the process reached the limit set on it, not the card's end; raise the cap or make the step smaller",
     "full": "the card is full: fewer anchors, a smaller block, smaller loss chunks or activation checkpointing",
@@ -102,6 +104,37 @@ def _gpu_oom(text: str, level: str) -> Meaning:
     found = shortage(facts)
     facts |= {"level": level} | ({"shortage": found} if found else {})
     return Meaning(Reason.GPU_OOM, _GPU_HINTS.get(found or "", _GPU_HINT), facts)
+
+
+def _handle(text: str) -> Meaning:
+    """A library that could not begin: mostly for want of memory, but a broken driver and a fork look the same."""
+    hint = "no room for a library's handle, or its driver is broken, or CUDA was used before a fork: what was free says which"
+    return Meaning(Reason.GPU_OOM, hint, {"level": "handle"}, is_certain=False)
+
+
+def _quoted(text: str) -> Meaning:
+    return Meaning(
+        EXCEPTION, "its message only quotes an out-of-memory error: the class and the traceback say what failed"
+    )
+
+
+def _elsewhere(text: str) -> Meaning:
+    hint = "it tells of an out-of-memory error of another process: look for that one's failure"
+    return Meaning(EXCEPTION, hint, is_echo=True)
+
+
+def _pinned(text: str) -> Meaning:
+    hint = (
+        "the host could not pin that much of its memory (none of the card's is missing): read fewer batches ahead, "
+        "or raise the limit of locked memory (`ulimit -l`)"
+    )
+    return Meaning(Reason.HOST_OOM, hint, numbers(text))
+
+
+def _locked(text: str) -> Meaning:
+    return Meaning(
+        EXCEPTION, "the limit of locked memory is too low for it: `ulimit -l unlimited` (memlock) on the host"
+    )
 
 
 def _host(text: str) -> Meaning:
@@ -185,6 +218,21 @@ def _nonfinite(text: str) -> Meaning:
 
 # (classes, message, meaning): both patterns must be found; the order is the precedence.
 _ANY = r""
+_OWN = (  # classes that a program's own error of the card's memory has; "" is a line of the system's
+    r"^$|RuntimeError|OutOfMemory|AcceleratorError|C(UDA|uda)\w*Error|DistBackendError|LinAlgError|Inductor|CompilerFailed"
+    r"|MemoryError|CompilationError|RuntimeException|ProcessRaised|bad_alloc"
+)
+_UNQUOTED = r"\A[^'\"`/]*?"  # nothing quoted and no path before it
+_PLACE = rf"{HEAD}(?:\[[\w -]+\] ?)*(?:[\w.]+: )?"  # before a driver's error: who says it
+_FAULTY = (
+    r"((CUDA|HIP)( driver| runtime)? [Ee]rror( \([^)\n]*\)| in \w+| 2)?: (\d+ \()?(CUDA_ERROR_OUT_OF_MEMORY|out of memory\b(?!\.\w))"
+    r"|Triton Error \[CUDA\]: out of memory|cuda runtime error \(2\)|CUDA call failed lazily [^\n]*: out of memory"
+    r"|Error:? out of memory at line \d+ in file)"
+)
+_SYMBOLS = (
+    r"((in|failed:|with|init:) CUDA_ERROR_OUT_OF_MEMORY|(cudaErrorMemoryAllocation|hipErrorOutOfMemory)(:? out of memory)?\s*$"
+    r"|\bcudaMalloc\w* (failed:?|returned) out of memory|out_of_memory: CUDA error|Out of memory error on GPU \d)"
+)
 _Rule = tuple[str, str, Callable[[str], Meaning]]
 _TABLE: tuple[_Rule, ...] = (
     # the bundled trainer's ranks name the one that ended: its own words are another process's failure
@@ -192,11 +240,30 @@ _TABLE: tuple[_Rule, ...] = (
     (r"RankLost", r"is gone without a word", _maybe_host),
     (r"RankLost", r"was not heard for", _unheard),  # before it comes what another rank says of itself
     (r"WayLost", r"by which this host reaches the others", _cut_off),
+    # shared memory of the host before the kernels', before the bus error and the full disk it looks like, before echoes
+    (
+        _ANY,
+        r"workers are out of shared memory|insufficient shared memory|shared memory ?\(shm\)"
+        r"|unable to (write to|open|mmap .* from) file </?torch_",
+        _shm,
+    ),
+    (
+        _ANY,
+        r"/dev/shm.*(No space left|Error while creating)|No space left[^\n]*/dev/shm|failed to extend /dev/shm"
+        r"|creating shared memory segment|posix_fallocate failed",
+        _shm,
+    ),
     # look-alikes
     (
         _ANY,
-        r"out of resource: (shared memory|threads|tensor memory)|too many resources requested for launch",
+        r"out of resource: (shared memory|threads|tensor memory)|too many resources requested for launch|out of shared memory",
         _kernel_limit,
+    ),
+    (_ANY, r"ibv_reg_mr|\bmlock(all)? failed|memlock", _locked),
+    (
+        _ANY,
+        r"(?si)\A(?=.*(out of memory|OutOfMemory|cannot allocate)).*(CachingHostAllocator|cudaHost(Alloc|Register)|cudaMallocHost|pinned (buffer|memory))",
+        _pinned,
     ),
     (_ANY, r"using FX to symbolically trace a dynamo-optimized function", _traced_in_threads),
     (_ANY, r"No available memory for the cache blocks|Free memory on device .* is less than desired", _cache_blocks),
@@ -205,51 +272,51 @@ _TABLE: tuple[_Rule, ...] = (
     # what others say after one has died
     (
         r"ChildFailedError|DistNetworkError|BrokenPipeError|ConnectionResetError|ProcessExitedException|SignalException",
-        r"^(?!.*out of memory)",
+        r"(?i)\A(?!.*out of memory)",
         _echo,
     ),
     (_ANY, r"Watchdog caught collective operation timeout|Timed out initializing process group|Socket Timeout", _echo),
     (
         _ANY,
-        r"(?s)^(?!.*out of memory).*(ncclRemoteError|ncclSystemError|Connection (reset|closed) by (remote )?peer)",
+        r"(?s)\A(?!.*out of memory).*(ncclSystemError|Connection (reset|closed) by (remote )?peer)|ncclRemoteError",
         _echo,
     ),
+    (ELSEWHERE, r"(?i)out[ _]?of[ _]?memory", _elsewhere),
     (_ANY, r"remote process exited or there was a network error", _echo),
-    # shared memory before the bus error and the full disk it looks like
-    (
-        _ANY,
-        r"out of shared memory|insufficient shared memory|shared memory ?\(shm\)|unable to (write to|open|mmap .* from) file </?torch_",
-        _shm,
-    ),
-    (
-        _ANY,
-        r"/dev/shm.*(No space left|Error while creating)|creating shared memory segment|posix_fallocate failed",
-        _shm,
-    ),
     # the card
     (r"NonFinite", _ANY, _nonfinite),
-    (_ANY, r"(CUDA|HIP|XPU) out of memory", lambda text: _gpu_oom(text, "allocator")),
     (
         _ANY,
-        r"CUDA (driver )?error: out of memory|CUDA error: CUDA_ERROR_OUT_OF_MEMORY|CUDA_ERROR_OUT_OF_MEMORY",
-        lambda text: _gpu_oom(text, "driver"),
-    ),
-    (
-        _ANY,
-        r"cudaErrorMemoryAllocation|cuda runtime error \(2\)|Triton Error \[CUDA\]: out of memory",
-        lambda text: _gpu_oom(text, "driver"),
-    ),
-    (
-        _ANY,
-        r"CU(BLAS|SOLVER|DNN|SPARSE)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED",
-        lambda text: _gpu_oom(text, "library"),
-    ),
-    (_ANY, r"Cuda failure (\d+ )?'?out of memory|Failed to CUDA calloc", lambda text: _gpu_oom(text, "nccl")),
-    (
-        r"torch.*OutOfMemoryError|cupy.*OutOfMemoryError|c10::OutOfMemoryError|XlaRuntimeError",
-        r"(?i)out of memory|Tried to allocate",
+        rf"{HEAD}(CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate [^\n]*(\(GPU|GPU \d)",
         lambda text: _gpu_oom(text, "allocator"),
     ),
+    (
+        _OWN,
+        rf"{HEAD}(CUDA|HIP|XPU|NPU|MPS backend) out of memory(\.? *$|\. Tried to allocate| \(MPS)",
+        lambda text: _gpu_oom(text, "allocator"),
+    ),
+    (_OWN, rf"{_PLACE}{_FAULTY}", lambda text: _gpu_oom(text, "driver")),
+    (_OWN, rf"{_UNQUOTED}{_SYMBOLS}", lambda text: _gpu_oom(text, "driver")),
+    (
+        _OWN,
+        rf"{_UNQUOTED}(CU(BLAS|SOLVER|DNN|SPARSE)_STATUS_(ALLOC_FAILED|INSUFFICIENT_RESOURCES|\w*DEVICE_ALLOCATION_FAILED)"
+        r"|CUFFT_ALLOC_FAILED)",
+        lambda text: _gpu_oom(text, "library"),
+    ),
+    (_OWN, rf"{_UNQUOTED}CU(BLAS|SOLVER|DNN|SPARSE)_STATUS_NOT_INITIALIZED", _handle),
+    (
+        _OWN,
+        r"Cuda failure (\d+ )?'?out of memory|Failed to CUDA calloc|CUDA error 2 'out of memory",
+        lambda text: _gpu_oom(text, "nccl"),
+    ),
+    (r"ray\.exceptions\.OutOfMemoryError|^OutOfMemoryError$", r"node running low on memory", _host),
+    (r"(torch|cupy|c10)\S*OutOfMemoryError", _ANY, lambda text: _gpu_oom(text, "allocator")),
+    (
+        r"^OutOfMemoryError$|(Xla|Jax)RuntimeError|ResourceExhaustedError",
+        r"(?i)out of memory|Tried to allocate|Allocation on device|device:GPU",
+        lambda text: _gpu_oom(text, "allocator"),
+    ),
+    (_OWN, r"RESOURCE_EXHAUSTED: .*\bon device ordinal", lambda text: _gpu_oom(text, "allocator")),
     (_ANY, r"NVRM: Xid", _xid),
     (
         _ANY,
@@ -273,6 +340,11 @@ _TABLE: tuple[_Rule, ...] = (
         r"No space left on device|StorageFull|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+",
         _disk,
     ),
+    (
+        _ANY,
+        r"(?i)\b(CUDA|HIP|XPU|GPU)\b.*out[ _]of[ _]memory|\w+_OUT_OF_MEMORY|cudaErrorMemoryAllocation|_ALLOC_FAILED",
+        _quoted,
+    ),
 )
 _RULES = tuple((re.compile(kind), re.compile(message, re.MULTILINE), mean) for kind, message, mean in _TABLE)
 
@@ -283,6 +355,7 @@ NO_SHARED_MEMORY = _shm
 CGROUP_LIMIT = _cgroup
 HOST_KILLER = _host
 FULL_DISK = _disk
+PINNED = _pinned
 
 
 def meaning(kind: str, message: str) -> Meaning:
@@ -290,7 +363,11 @@ def meaning(kind: str, message: str) -> Meaning:
     missing = _missing(kind, message)
     if missing is not None:
         return missing
+    handed_on = carried(kind, message)
+    if handed_on is not None and (found := meaning(*handed_on)).kind != EXCEPTION:
+        return found
+    text = own_words(message)
     for class_pattern, message_pattern, mean in _RULES:
-        if class_pattern.search(kind) and message_pattern.search(message):
-            return mean(message)
+        if class_pattern.search(kind) and message_pattern.search(text):
+            return mean(text)
     return Meaning(EXCEPTION, "")

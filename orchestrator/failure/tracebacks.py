@@ -1,26 +1,30 @@
 """A log's text -> the tracebacks in it and the lines by which the system itself speaks. Pure text, no judgement.
 
-A traceback counts where it begins its line (after the prefix a launcher puts before each rank's): a log may quote
-yesterday's failure, and that is no evidence.
+A traceback counts where it begins its line, after the prefix that a launcher, a journal or a container's log puts before
+each (`coats` takes those off, and colours, boxes and the margins of groups): a log may quote yesterday's failure, and
+that is no evidence.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.failure.coats import BOXED_FRAME, boxed_source, is_box, opened, split_prefix, without_colours
+from orchestrator.failure.spoken import carries
 from orchestrator.failure.texts import EXCEPTION, meaning
 
-MESSAGE_LINES = 40  # of an exception's message in a log
+MESSAGE_LINES = 400  # of an exception's message in a log: it may hold a traceback of its own
 
-_PREFIX = re.compile(r"^(\[(?:rank|default)\d+\]:\s?|\[\d+\]:\s?|\([^()]*pid=\d+[^()]*\)\s)")
 _TRACEBACK = "Traceback (most recent call last):"
+_GROUP = "  + Exception Group Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_EXCEPTION = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(?P<message>.*))?$")
+_EXCEPTION = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\([\w.]+\))?)(?::\s?(?P<message>.*))?$")
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d|\[?\d\d:\d\d:\d\d|(DEBUG|INFO|WARNING|ERROR)\b|\[\d{4}-)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>.+)$')
+_MARGIN = re.compile(r"^\s*\| ")  # of a group
 _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python3|<frozen|<string>)")
 
 # Lines by which the system itself speaks, outside of any traceback; each must stand at the start of its line.
@@ -59,28 +63,57 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """In the order in which they begin; processes are told apart by the prefix of their lines."""
     lines: dict[str, list[tuple[int, str]]] = {}
-    for number, line in enumerate(text.splitlines()):
-        found = _PREFIX.match(line)
-        prefix = found[0] if found else ""
-        lines.setdefault(prefix.strip(), []).append((number, line[len(prefix) :]))
+    for number, line in enumerate(without_colours(text).splitlines()):
+        prefix, rest = split_prefix(line)
+        lines.setdefault(prefix, []).append((number, rest))
     found_blocks = [item for prefix, own in lines.items() for item in _own_blocks(prefix, own)]
     for _, block in sorted(found_blocks, key=lambda item: item[0]):
         yield block
 
 
 def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Block]]:
-    at = 0
+    at, texts = 0, [text for _, text in lines]
     while at < len(lines):
         number, line = lines[at]
-        if line.startswith(_TRACEBACK):
-            end, raised = _read_traceback([text for _, text in lines], at)
+        read = _reader_of(line)
+        if read is not None:
+            end, raised = read(texts, at)
             if raised:
-                yield number, Block(prefix, tuple(raised), "\n".join(text for _, text in lines[at:end]))
+                yield number, Block(prefix, tuple(raised), "\n".join(texts[at:end]))
             at = max(end, at + 1)
             continue
         if _SYSTEM.match(line):
             yield number, Block(prefix, (Raised("", line.strip()),), line, is_system=True)
         at += 1
+
+
+def _reader_of(line: str) -> Callable[[Sequence[str], int], tuple[int, list[Raised]]] | None:
+    """What reads on from a line that begins a traceback, in any of its forms; None for any other line."""
+    if line.startswith(_TRACEBACK):
+        return _read_traceback
+    if line.startswith(_GROUP):
+        return _read_group
+    return _read_box if is_box(line) else None
+
+
+def _read_group(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
+    """The line after an exception group, and what is in it: first what its parts raised, last the group itself."""
+    end, inside = opened(lines, at)
+    found = [raised for _, block in _own_blocks("", list(enumerate(inside))) for raised in block.raised]
+    return end, [*found[1:], *found[:1]]
+
+
+def _read_box(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
+    """The line after a traceback drawn in a box, whose message is broken where the console ended."""
+    end = next((index for index in range(at + 1, len(lines)) if lines[index].startswith("╰")), len(lines)) + 1
+    found = _EXCEPTION.match(lines[end]) if end < len(lines) else None
+    if found is None:
+        return at + 1, []
+    message, end = [found["message"] or ""], end + 1
+    while end < len(lines) and _belongs_to_message(lines[end]) and not is_box(lines[end]):
+        message.append(lines[end])
+        end += 1
+    return end, [Raised(found["kind"], " ".join(line.strip() for line in message))]
 
 
 def _read_traceback(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
@@ -95,7 +128,7 @@ def _read_traceback(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
             break
         message = [found["message"] or ""]
         at += 1
-        while at < len(lines) and _belongs_to_message(lines[at]):
+        while at < len(lines) and (_belongs_to_message(lines[at]) or _is_quoted(lines[at], found["kind"], message)):
             if len(message) < MESSAGE_LINES:
                 message.append(lines[at])
             at += 1
@@ -105,6 +138,15 @@ def _read_traceback(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
             break
         at = following[0]
     return at, raised
+
+
+def _is_quoted(line: str, kind: str, message: Sequence[str]) -> bool:
+    """Whether a traceback is only the end of a message that announces it, and is not handed on by one that does that."""
+    return (
+        line.startswith(_TRACEBACK)
+        and message[-1].rstrip().endswith(":")
+        and not carries(kind, "\n".join((*message, line)))
+    )
 
 
 def _belongs_to_message(line: str) -> bool:
@@ -125,12 +167,23 @@ def innermost_frame(text: str) -> dict[str, Any]:
     """The innermost frame of the user's own code: file, line, function and the source line."""
     lines = text.splitlines()
     for index in range(len(lines) - 1, -1, -1):
-        found = _FRAME.match(lines[index])
+        found = _FRAME.match(_MARGIN.sub("", lines[index]))
         if found is not None and not _LIBRARY.search(found["file"]):
-            source = lines[index + 1].strip() if index + 1 < len(lines) else ""
+            source = _MARGIN.sub("", lines[index + 1]).strip() if index + 1 < len(lines) else ""
             frame = {"file": found["file"], "line": int(found["line"]), "function": found["function"], "source": source}
             return {"frame": frame}
+        boxed = BOXED_FRAME.match(lines[index])
+        if boxed is not None and not _LIBRARY.search(boxed["file"]):
+            source = boxed_source(lines[index + 1 :])
+            return {"frame": {**boxed.groupdict(), "line": int(boxed["line"]), "source": source}}
     return {}
+
+
+def pins_memory(text: str) -> bool:
+    """Whether the innermost frame of all asks for pinned memory, which is the host's."""
+    lines = text.splitlines()
+    last = max((index for index, line in enumerate(lines) if _FRAME.match(line)), default=None)
+    return last is not None and any("pin_memory" in line for line in lines[last : last + 2])
 
 
 def first_line(text: str) -> str:

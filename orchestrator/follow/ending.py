@@ -23,6 +23,7 @@ from orchestrator.redact import redact, redact_tree
 from orchestrator.store.logs import name_of_log
 from orchestrator.store.rows import Document, FailureRow, Kind, RunRow, State
 from orchestrator.units import counted
+from remote.allocator import grows_segments
 from remote.rundir import writer_of
 
 LOG_TAIL_BYTES = 512 * 1024
@@ -141,11 +142,13 @@ def _findings(desk: Desk, run: RunRow, exit_file: Mapping[str, Any] | None) -> F
         for row in desk.reader.events(run.id, kinds=["failure"])
         if row.attempt == run.attempt
     ]
+    spec = json.loads(desk.reader.document(run.id, Document.SPEC) or "{}")
     return Findings(
         told=told,
         stderr=_tail(desk, run, name_of_log("stderr", run.node)),
         stdout=_tail(desk, run, name_of_log("stdout", run.node)),
         exit_file=exit_file or {},
+        grows_segments=grows_segments(spec.get("env") or {}),
     )
 
 

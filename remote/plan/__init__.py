@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from remote.allocator import grows_segments
 from remote.plan.checked import Checked, checked
 from remote.plan.kernels import assumptions
 from remote.plan.memory import Component, target_bytes
@@ -146,7 +147,7 @@ def plan(
         dtype=compute_dtype(spec, device),
         sizes=at,
         stages=stages,
-        slack_bytes=round(SLACK_SHARE[has_expandable_segments(spec)] * peak_bytes) if at.is_cuda else 0,
+        slack_bytes=round(SLACK_SHARE[grows_segments(spec.env)] * peak_bytes) if at.is_cuda else 0,
         context_bytes=CONTEXT_BYTES[device],
         host_queue_bytes=_host_queue_bytes(spec, at),
         target_pass_bytes=_target_pass_bytes(spec, at),
@@ -164,11 +165,6 @@ def verdict_of(driver_bytes: int, capacity_bytes: int | None) -> str | None:
     if driver_bytes > capacity_bytes:
         return "does not fit"
     return "fits" if driver_bytes <= FITS_SHARE * capacity_bytes else "tight"
-
-
-def has_expandable_segments(spec: DFlashSpec) -> bool:
-    settings = spec.env.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # what the supervisor sets by itself
-    return "expandable_segments:True" in settings.replace(" ", "")
 
 
 def _host_queue_bytes(spec: DFlashSpec, at: Sizes) -> int:

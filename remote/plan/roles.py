@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remote.plan import SLACK_SHARE, Plan, has_expandable_segments, verdict_of
+from remote.allocator import grows_segments
+from remote.plan import SLACK_SHARE, Plan, verdict_of
 from remote.plan.memory import PROCESS_BYTES, Component, libraries, target_bytes, transformers
 from remote.plan.sizes import Sizes
 from remote.plan.time import CEILING_FLOP_PER_S
@@ -148,7 +149,7 @@ def _target(spec: DFlashSpec, made: Plan, batch_bytes: int) -> RolePlan:
         libraries(at, threads=1),
     )
     allocated = sum(line.size_bytes for line in components)
-    slack = round(SLACK_SHARE[has_expandable_segments(spec)] * allocated) if at.is_cuda else 0
+    slack = round(SLACK_SHARE[grows_segments(spec.env)] * allocated) if at.is_cuda else 0
     return RolePlan(
         name="target",
         num_ranks=spec.roles.target,

@@ -4,30 +4,10 @@
 `kind` None: nothing failed according to this text. Sizes in `facts` are what the text says, in bytes.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from tests.orchestrator.failure_case import GIB, KIB, Case, gib, mib
+from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
 
-GIB, MIB, KIB = 1024**3, 1024**2, 1024
-
-
-def gib(number: float) -> int:
-    return round(number * GIB)
-
-
-def mib(number: float) -> int:
-    return round(number * MIB)
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    kind: str | None
-    text: str
-    raised: str = ""  # class of the exception; empty: `text` is a log
-    facts: dict[str, Any] = field(default_factory=dict)
-    is_certain: bool = True
-    is_echo: bool = False
-
+__all__ = ["CORPUS", "FATAL_XIDS", "LOOK_ALIKES", "OTHER_XIDS", "Case", "gib", "xid_line"]
 
 SPLIT_ADVICE = (
     " If reserved memory is >> allocated memory try setting max_split_size_mb to avoid fragmentation."
@@ -244,7 +224,8 @@ GPU_DRIVER = [
         "gpu_oom",
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "RuntimeError",
-        {"level": "library"},
+        {"level": "handle"},
+        is_certain=False,
     ),
     Case("cuDNN", "gpu_oom", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "RuntimeError", {"level": "library"}),
     Case(
@@ -706,4 +687,9 @@ CORPUS = [
     *NUMBERS,
     *LOOK_ALIKES,
     *ECHOES,
+    *QUOTATIONS,
+    *OTHER_MEMORY,
+    *MORE_DRIVER,
+    *MORE_ALLOCATOR,
+    *COATS,
 ]

@@ -261,6 +261,31 @@ def test_where_segments_grow_already_nobody_is_told_to_let_them() -> None:
     assert [item["word"] for item in on.facts["remedies"]] == ["even_sizes"]
 
 
+def test_the_jobs_own_environment_says_whether_segments_grow_where_no_snapshot_does() -> None:
+    """The supervisor lets them grow in every job, so that is known of one that reports nothing as well."""
+    stderr = trace(TRAIN).replace(text("2.00 GiB"), text("2.00 GiB", idle="9.00 GiB"))
+
+    found = {grows: causes(Findings(stderr=stderr, grows_segments=grows))[0] for grows in (True, False, None)}
+
+    assert [item["word"] for item in found[True].facts["remedies"]] == ["even_sizes"]
+    assert {found[grows].facts["remedies"][0]["word"] for grows in (False, None)} == {"expandable_segments"}
+    assert "expandable_segments" not in found[True].hint
+
+
+def test_a_display_beside_a_full_card_is_not_told_to_be_freed() -> None:
+    message = text("20.00 MiB", free="10.00 MiB", own="94.50 GiB", more=" Process 9 has 410.00 MiB memory in use.")
+
+    assert seen(message).facts["shortage"] == "full"
+    assert "another process" not in seen(message).hint
+
+
+def test_pieces_are_told_apart_from_what_is_free_on_the_card() -> None:
+    """3.00 GiB are free and 2.00 asked for: how large the pieces are is not known, and not said."""
+    message = text("2.00 GiB", free="3.00 GiB", own="91.97 GiB", idle="0.50 GiB")
+
+    assert "0.50 GiB are reserved and unused, but in pieces, and 3.00 GiB are free beside them" in seen(message).hint
+
+
 def test_evidence_of_another_shape_costs_the_cause_and_nothing_else() -> None:
     odd: list[dict[str, Any]] = [
         {"memory_kept": 3, "tensors": "x", "memory_held_bytes": "many", "frame": 7},

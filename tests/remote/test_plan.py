@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remote.allocator import grows_segments
 from remote.drafter import attention_sdpa, loss, loss_chunk
 from remote.plan import GIB, Plan, plan
 from remote.plan.advice import Planner, largest_fit, nearest_fits, switches
@@ -245,6 +246,14 @@ def test_kinds_of_peak_are_kept_apart() -> None:
     assert made.peak.allocated_bytes == max(stage.allocated_bytes for stage in made.stages)
     careless = replace(LARGE, env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
     assert plan(careless).slack_bytes > made.slack_bytes
+
+
+def test_either_name_of_the_allocators_settings_says_whether_segments_grow() -> None:
+    """A supervisor sets its own under neither where a recipe sets one of them."""
+    assert grows_segments({})
+    assert not grows_segments({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"})
+    assert not grows_segments({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"})
+    assert grows_segments({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128, expandable_segments:True"})
 
 
 def test_a_plan_says_what_it_does_not_model_and_where_it_was_not_checked() -> None:
