@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import GROUPS
-from tests.test_demo import README_COMMANDS
+from tests.test_demo import README_COMMANDS, SHOWS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,6 +58,16 @@ def test_each_command_of_the_readme_is_one_that_its_test_runs() -> None:
     told = [line for line in lines if re.match(rf"\W*draftyard ({verbs})\b", line)]
 
     assert len(told) == len(README_COMMANDS) >= 14
+
+
+def test_each_command_of_the_readme_has_words_that_it_must_print() -> None:
+    """And none is left over of a command that went: exit code 0 alone says nothing of what it shows."""
+    told = {
+        command: [words for words in SHOWS if command.startswith(f"draftyard {words}")] for command in README_COMMANDS
+    }
+
+    assert [command for command, words in told.items() if len(words) != 1] == []
+    assert {word for words in told.values() for word in words} == set(SHOWS)
 
 
 def test_a_copied_reporter_needs_four_files(tmp_path: Path) -> None:
