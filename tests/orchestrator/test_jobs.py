@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from orchestrator.recipe import known_recipes
 from remote.rundir import RunDir
 from remote.spec import DrafterSpec, LifeSpec, TargetSpec
 from tests import sshd
-from tests.orchestrator.yard import RECIPE, Yard
+from tests.orchestrator.yard import RECIPE, Yard, end
 from tests.remote.conftest import make_tiny_folder
 from tests.remote.jobs import ANSWERS, tiny_job_spec, write_data
 
@@ -35,27 +35,45 @@ def _smoked(yard: Yard) -> None:
     assert yard.run("smoke", "tiny") == 0, yard.out + yard.err
 
 
+@pytest.fixture(params=["local", "box"])
+def host(request: pytest.FixtureRequest, yard: Yard, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A host's name and its work folder: this machine, or one behind a real OpenSSH server whose key is known beforehand."""
+    if request.param == "local":
+        yield "local", str(yard.root / "data" / "draftyard")
+        return
+    work_dir = str(tmp_path / "there")
+    with sshd.running(tmp_path / "sshd", alias="box") as server:
+        hosts = server.hosts_yaml(python=sys.executable, work_dir=work_dir)
+        (yard.root / "hosts.yaml").write_text(hosts, encoding="utf-8")
+        yield "box", work_dir
+        end(yard)  # while the host still answers
+
+
 @pytest.mark.slow
-def test_the_whole_way_deploy_smoke_launch_show_logs(yard: Yard) -> None:
-    assert yard.json("deploy", "tiny")["deployed"]["was_there"] is False
-    assert yard.json("deploy", "tiny")["deployed"]["sent_files"] == 0
-    _smoked(yard)
+def test_the_whole_way_deploy_smoke_launch_show_logs(yard: Yard, host: tuple[str, str]) -> None:
+    """The same here and over SSH with strict host keys: every step, every line and every value arrive."""
+    at = ("--host", host[0])
+    assert yard.json("deploy", "tiny", *at)["deployed"]["was_there"] is False
+    assert yard.json("deploy", "tiny", *at)["deployed"]["sent_files"] == 0
+    assert yard.run("smoke", "tiny", *at) == 0, yard.out + yard.err
     assert "quick" in yard.out
     assert "passed" in yard.out
 
-    assert yard.run("launch", "tiny", "--follow") == 0, yard.err
+    assert yard.run("launch", "tiny", *at, "--follow") == 0, yard.err
 
     page = yard.json("show", "@last")
-    assert page["run"]["state"] == "succeeded"
-    assert page["run"]["step"] == 5
+    assert (page["run"]["state"], page["run"]["step"]) == ("succeeded", 5)
+    assert (page["run"]["host"], page["run"]["workdir"]) == host
     assert page["spec"]["settings"]["num_steps"] == "5"
     assert page["run"]["fingerprint"]
+    assert [item["step"] for item in page["checkpoints"]] == [5]
     assert yard.run("logs", "@last") == 0
     assert yard.out.splitlines() == [f"step {step}" for step in range(1, 6)]
     values = yard.json("metrics", "@last", "loss")["values"]["loss"]
     assert [item["step"] for item in values] == [1, 2, 3, 4, 5]
-    assert values[1]["value"] is None
+    assert [item["value"] for item in values] == [2.0, None, pytest.approx(2 / 3), 0.5, 0.4]
     assert values[1]["value_flag"] == "nan"
+    assert yard.json("doctor", host[0], code=yard.run("doctor", host[0]))["findings"][0]["is_good"]
 
 
 def test_prepare_makes_the_answers_on_its_host_and_keeps_them_with_the_run(yard: Yard, tmp_path: Path) -> None:
@@ -593,29 +611,6 @@ def test_doctor_looks_at_this_machine_and_at_local(yard: Yard) -> None:
     assert names[:2] == ["reach", "Python"]
     assert all(item["repair"] for item in told["findings"] if not item["is_good"])
     assert yard.json("hosts")["hosts"][0]["seen"]["seen_at"]
-
-
-@pytest.mark.slow
-def test_the_same_way_leads_over_ssh_with_strict_host_keys(yard: Yard, tmp_path: Path) -> None:
-    with sshd.running(tmp_path / "sshd") as server:
-        entry = {
-            "address": "127.0.0.1",
-            "port": server.port,
-            "user": server.user,
-            "identity": str(server.key),
-            "host_keys": str(server.known_hosts),
-            "work_dir": str(tmp_path / "there"),
-            "python": sys.executable,
-        }
-        (yard.root / "hosts.yaml").write_text(json.dumps({"hosts": {"box": entry}}), encoding="utf-8")
-
-        assert yard.run("smoke", "tiny", "--host", "box") == 0, yard.err
-        assert yard.run("launch", "tiny", "--host", "box", "--follow") == 0, yard.err
-
-        page = yard.json("show", "@last")
-        assert (page["run"]["state"], page["run"]["step"], page["run"]["host"]) == ("succeeded", 5, "box")
-        assert page["run"]["workdir"] == str(tmp_path / "there")
-        assert yard.json("doctor", "box", code=yard.run("doctor", "box"))["findings"][0]["is_good"]
 
 
 @pytest.mark.slow
