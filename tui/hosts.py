@@ -1,4 +1,6 @@
-"""Hosts: what was last seen on each; one is chosen, and what our ended runs left there can be found and ended."""
+"""Hosts: what was last seen on each. A host is chosen, or a run there: what ended runs left on the one can be found and ended,
+the other is opened, and every key of a run acts on it.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +10,30 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from orchestrator.store.rows import RunRow
 from tui.confirm import Confirm
 from tui.home import HomeScreen
-from tui.hosts_lines import hosts_in_order, hosts_lines
+from tui.hosts_lines import MARK, NOWHERE, hosts_lines, places_in_order
 from tui.ordering import orphans, processes, reap
 from tui.sheet import Sheet
-from tui.snapshot import Ask, Snapshot
+from tui.snapshot import Ask, RunNumbers, Snapshot
 
 
 class HostsScreen(HomeScreen):
     NAME = "hosts"
     DEFAULT_CSS = "HostsScreen #hosts { padding: 1 1 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,j", "choose(1)", "Next host", show=False, priority=True, id="hosts.next"),
-        Binding("up,k", "choose(-1)", "Previous host", show=False, priority=True, id="hosts.previous"),
+        Binding("down,j", "choose(1)", "Next host or run", show=False, priority=True, id="hosts.next"),
+        Binding("up,k", "choose(-1)", "Previous host or run", show=False, priority=True, id="hosts.previous"),
+        Binding("enter", "open('overview')", "open", id="hosts.open"),
+        Binding("l", "open('log')", "Log", show=False, id="hosts.log"),
         Binding("o", "orphans", "orphans", id="hosts.orphans"),
     ]
 
     def __init__(self) -> None:
         super().__init__()
         self._sheet = Sheet(id="hosts", classes="scrolls", can_focus=True)
-        self._chosen = ""  # a host's name
+        self._chosen = NOWHERE
 
     def body(self) -> ComposeResult:
         yield self._sheet
@@ -40,30 +45,49 @@ class HostsScreen(HomeScreen):
         return Ask(wants_list=False, wants_hosts=True)
 
     def present(self, snapshot: Snapshot) -> None:
-        names = [host.name for host in hosts_in_order(snapshot)]
-        if self._chosen not in names:
-            self._chosen = names[0] if names else ""
+        places = places_in_order(snapshot)
+        if self._chosen not in places:  # the run has ended, or the host is gone
+            here = (self._chosen[0], "")
+            self._chosen = here if here in places else places[0] if places else NOWHERE
         self._sheet.show(
             lambda width, _height: hosts_lines(snapshot, width, chosen=self._chosen, ascii_only=self.app.ascii_only)
         )
 
+    def chosen(self) -> tuple[RunRow, tuple[int, ...]] | None:
+        snapshot, run_id = self.snapshot, self._chosen[1]
+        run = next((run for run in snapshot.live if run.id == run_id), None) if snapshot else None
+        if run is None or snapshot is None:
+            return None
+        numbers = snapshot.numbers.get(run.id, RunNumbers())
+        return run, tuple(sample.gpu for sample in numbers.gpus)
+
     def action_choose(self, by: int) -> None:
-        """Another host; its heading comes into sight."""
-        names = [host.name for host in hosts_in_order(self.snapshot)] if self.snapshot else []
-        if not names:
+        """Another host or run. A host comes to the top, a run into sight."""
+        places = places_in_order(self.snapshot) if self.snapshot else []
+        if not places:
             return
-        place = max(0, min(len(names) - 1, names.index(self._chosen) + by))
-        self._chosen = names[place]
+        self._chosen = places[max(0, min(len(places) - 1, places.index(self._chosen) + by))]
         self._sheet.redraw()
-        headings = [row for row, line in enumerate(self._sheet.lines) if line and line[0][0] == "▸ "]
-        if headings:
-            self._sheet.scroll_to(y=headings[0], animate=False)
+        self.show_keys()
+        row = next((row for row, line in enumerate(self._sheet.lines) if line and line[0] == MARK), 0)
+        top, height = self._sheet.scroll_offset.y, self._sheet.scrollable_content_region.height
+        if not self._chosen[1]:
+            self._sheet.scroll_to(y=row, animate=False)
+        elif not top <= row < top + height:
+            self._sheet.scroll_to(y=row if row < top else row - height + 1, animate=False)
+
+    def action_open(self, tab: str) -> None:
+        if self._chosen[1]:
+            self.app.open_run(self._chosen[1], tab)
+        else:
+            self.app.notify("j and k choose a run of this host, if one lives there.", timeout=4)
 
     def action_orphans(self) -> None:
         """Looks on the chosen host for processes of our ended runs."""
-        if self._chosen and self.app.may_act():
-            self.app.notify(f"looking at {self._chosen}", timeout=3)
-            self.app.do_beside(partial(self._find, self._chosen), group="orphans")
+        host = self._chosen[0]
+        if host and self.app.may_act():
+            self.app.notify(f"looking at {host}", timeout=3)
+            self.app.do_beside(partial(self._find, host), group="orphans")
 
     def _find(self, host: str) -> None:
         assert self.app.places is not None

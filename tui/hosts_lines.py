@@ -13,6 +13,19 @@ from tui.runs_rows import name_pieces
 from tui.snapshot import Snapshot
 from tui.wording import age, busy, fit, gib, short_count, state_letter
 
+MARK: Piece = ("▸ ", "accent")
+Place = tuple[str, str]  # what can be acted on: a host, and the id of a run there; empty for the host itself
+NOWHERE: Place = ("", "")
+
+
+def places_in_order(snapshot: Snapshot) -> list[Place]:
+    """Each host, then the live runs there, from top to bottom."""
+    return [
+        (host.name, run_id)
+        for host in hosts_in_order(snapshot)
+        for run_id in ("", *(run.id for run in snapshot.live if host.name in run.hosts))
+    ]
+
 
 def hosts_in_order(snapshot: Snapshot) -> list[HostRow]:
     """Those in trouble first, then the busiest."""
@@ -20,7 +33,8 @@ def hosts_in_order(snapshot: Snapshot) -> list[HostRow]:
     return sorted(snapshot.hosts, key=lambda host: (host.unreachable_since_s is None, -num_live[host.name], host.name))
 
 
-def hosts_lines(snapshot: Snapshot, width: int, *, chosen: str = "", ascii_only: bool) -> list[Line]:
+def hosts_lines(snapshot: Snapshot, width: int, *, chosen: Place = NOWHERE, ascii_only: bool) -> list[Line]:
+    """The line that is chosen begins with MARK."""
     if not snapshot.hosts:
         return [
             [("No host has been seen yet. ", "muted"), ("draftyard doctor HOST", "text"), (" looks at one.", "muted")]
@@ -29,9 +43,10 @@ def hosts_lines(snapshot: Snapshot, width: int, *, chosen: str = "", ascii_only:
     for host in hosts_in_order(snapshot):
         runs = [run for run in snapshot.live if host.name in run.hosts]
         head = heading(host.name, width, host.address)
-        if host.name == chosen:
-            head = [("▸ ", "accent"), *heading(host.name, width - 2, host.address)]
+        if chosen == (host.name, ""):
+            head = [MARK, *heading(host.name, width - 2, host.address)]
         told = _host_lines(host, runs, snapshot, width, ascii_only=ascii_only)
+        told += _run_lines(host, runs, snapshot, chosen[1] if chosen[0] == host.name else "")
         lines += [*([BLANK] if lines else []), head, *told]
     return lines
 
@@ -47,6 +62,12 @@ def _host_lines(
         owner = gpu_owner(gpu, runs, snapshot.promised.get(host.name, {}))
         sample = sampled.get(int(gpu.get("index", -1)))
         lines += _gpu_lines(host, gpu, (owner, sample), (snapshot.at_s, width), ascii_only=ascii_only)
+    return lines
+
+
+def _run_lines(host: HostRow, runs: Sequence[RunRow], snapshot: Snapshot, chosen: str) -> list[Line]:
+    """Its live runs; `chosen`: the id of the one that keys act on."""
+    lines: list[Line] = []
     for run in runs:
         letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
         step = f"  step {short_count(run.step)}" if run.step is not None else ""
@@ -54,10 +75,9 @@ def _host_lines(
         cards = [card_of(run.hosts, sample.gpu) for sample in samples]
         gpus = [str(index) for on, index in cards if on == host.name]
         where = f"  GPU {' '.join(gpus)}" if gpus else ""
-        lines.append([(fit(letter[0], 3), letter[1]), *name_pieces(run), (f"  {run.id}{step}{where}", "muted")])
-    if not runs:
-        lines.append([("no live run", "faint")])
-    return lines
+        mark = [MARK] if run.id == chosen else []
+        lines.append([*mark, (fit(letter[0], 3), letter[1]), *name_pieces(run), (f"  {run.id}{step}{where}", "muted")])
+    return lines or [[("no live run", "faint")]]
 
 
 def _heard_s(host: HostRow, runs: Sequence[RunRow], samples: Iterable[GpuSampleRow]) -> float | None:

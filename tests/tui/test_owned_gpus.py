@@ -2,18 +2,23 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from orchestrator.actions.places import find_places
 from orchestrator.store.rows import Document, State
+from tests.tui.golden import opened, press, shown
 from tests.tui.world import GIB, NOW_S, Writer, Yard, gpu_events
+from tui.app import Draftyard
 from tui.deeds import asking, deed_named, gpus_of
 from tui.detail import RunDetail
 from tui.hosts_lines import hosts_lines
 from tui.memory import memory_tab_lines
 from tui.overview import overview_lines
 from tui.pieces import text_of
+from tui.plain import screen_text
 from tui.runs_rows import memory_fraction
 from tui.snapshot import Ask, Room, Snapshot
 
@@ -151,3 +156,34 @@ def test_over_two_hosts_its_own_cards_are_named_with_their_host(over_two: Snapsh
         assert "gpu2 GPU 3 " in text
         assert not {"GPU 0", "GPU 103", "gpu1 GPU 3", "gpu2 GPU 1"} & set(re.findall(r"(?:\w+ )?GPU \d+", text))
     assert asking(deed_named("stop"), detail.run, gpus_of(detail), {})[1] == "on gpu1 GPU 1 and gpu2 GPU 3"
+
+
+@pytest.mark.slow
+async def test_a_run_of_a_host_is_chosen_opened_and_acted_on(
+    snapshot: Snapshot, tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    """j and k move over what can be acted on: the host, then each run there, however many cards stand between."""
+    app = open_app(tmp_path / "runs.db", places=find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db"))
+    order = [run.id for run in snapshot.live]
+    async with opened(app, "2", size=(80, 14)) as pilot:
+        assert app.chosen() is None
+        assert "▸ gpubox" in screen_text(app)
+        await press(app, pilot, "enter")
+        assert app.screen.NAME == "hosts"  # type: ignore[attr-defined]
+        for run_id in order:
+            await press(app, pilot, "j")
+            chosen = app.chosen()
+            assert chosen is not None
+            assert chosen[0].id == run_id
+            assert re.search(rf"^ ▸ R  mine/fast  {run_id}", screen_text(app), re.MULTILINE)  # scrolled into sight
+        assert chosen is not None
+        assert chosen[1] == ({FIRST: 5, SECOND: 6}[order[-1]],)
+        await press(app, pilot, "x")
+        question = await shown(app, pilot, "stop mine/fast")
+        await press(app, pilot, "n", "k", "enter")
+        page = await shown(app, pilot, order[0], "1 overview")
+        await press(app, pilot, "escape", "k")
+        assert app.chosen() is None
+
+    assert f"on gpubox, GPU {chosen[1][0]}" in question
+    assert order[1] not in page
