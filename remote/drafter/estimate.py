@@ -20,7 +20,8 @@ from torch import Tensor
 from remote.drafter.blocks import Row, build_blocks
 from remote.drafter.decode import Decoded
 from remote.drafter.model import DFlashDrafter
-from remote.drafter.target import Progress, Target, silent
+from remote.drafter.target import Target
+from remote.drafter.target_files import Progress, silent
 from remote.drafter.tree import chain_lengths, coverage, top_marginals, tree_lengths
 
 COVERAGE_WIDTHS = (1, 2, 4, 8)

@@ -30,7 +30,8 @@ from remote.drafter.interval import Interval, bootstrap, bootstrap_sums, differe
 from remote.drafter.library_decoder import LibraryDecoder
 from remote.drafter.lossless import difference_from_plain
 from remote.drafter.model import DFlashDrafter
-from remote.drafter.target import Progress, Target, silent
+from remote.drafter.target import Target
+from remote.drafter.target_files import Progress, silent
 from remote.drafter.workbench import Choices, fresh_drafter
 from remote.spec import DFlashSpec
 

@@ -26,7 +26,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from remote.drafter.data import Document, HiddenStates
-from remote.drafter.target import Progress, Target, silent
+from remote.drafter.target import Target
+from remote.drafter.target_files import Progress, silent
 from remote.drafter.teacher import expect
 from remote.drafter.tensor_file import write_tensors
 from remote.drafter.turns import taking_turns

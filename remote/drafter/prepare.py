@@ -17,7 +17,8 @@ from pathlib import Path
 from remote.drafter.answers import Answer, AnswerFile, Protocol, answer_chats, answer_line, protocol_of
 from remote.drafter.data import Chat, Dataset, HiddenSource, lines_of, read_chats, row_of, tokenise
 from remote.drafter.hidden import OnlineHidden, cached_hidden, forecast_bytes
-from remote.drafter.target import Progress, Target, silent
+from remote.drafter.target import Target
+from remote.drafter.target_files import Progress, silent
 from remote.drafter.turns import taking_turns
 from remote.plan.sizes import is_taught_ahead
 from remote.spec import DFlashSpec

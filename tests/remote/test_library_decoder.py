@@ -13,7 +13,8 @@ from remote.drafter.decode import Setting, decode_chain, decode_plain, decode_tr
 from remote.drafter.decoder import View
 from remote.drafter.evaluate import _Bench, _summary
 from remote.drafter.library_decoder import LibraryDecoder, TextCache
-from remote.drafter.target import load_target, silent
+from remote.drafter.target import load_target
+from remote.drafter.target_files import silent
 from tests.remote.conftest import tiny_tokenizer
 from tests.remote.specs import tiny_spec
 from tests.remote.test_decode import ScriptedDrafter

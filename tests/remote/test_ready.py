@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remote import ready
-from remote.drafter import target as trainer
+from remote.drafter import target_files as trainer
 from remote.ready import MARKER, found, main
 from remote.report import UserFault
 
@@ -22,7 +22,7 @@ def test_a_folder_is_whole_here_where_it_is_for_the_trainer(tmp_path: Path, kind
     (tmp_path / "weights").write_bytes(b"123" if kind == "cut" else b"12345")
     files = {"weights": {"size": 5}} | ({"config.json": {"size": 2}} if kind == "a file short" else {})
     if kind != "unmarked":
-        (tmp_path / MARKER).write_text(json.dumps({"source": "x.gguf", "files": files}))
+        (tmp_path / MARKER).write_text(json.dumps({"source": "x.gguf", "source_sha256": "ab" * 32, "files": files}))
 
     assert ready._is_whole(tmp_path, "x.gguf") is trainer._is_whole(tmp_path) is (kind == "whole")
     (tmp_path / "deep").mkdir()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from remote.drafter.target import MARKER, load_target, target_folder
+from remote.drafter.target import load_target
+from remote.drafter.target_files import MARKER, reading, target_folder
+from remote.report import UserFault
 from remote.spec import TargetSpec
 from tests.remote.conftest import CHATML, make_tiny_folder, tiny_tokenizer
 
@@ -194,7 +199,7 @@ TINY_LLAMA_TENSORS: dict[str, tuple[int, ...]] = {
 CONVERT = """
 import sys, time
 from pathlib import Path
-from remote.drafter.target import target_folder
+from remote.drafter.target_files import target_folder
 
 def say(what, *, done, total, unit):
     print(done, total, file=sys.stderr)
@@ -220,20 +225,303 @@ def test_two_processes_converting_a_gguf_file_at_once_make_one_whole_folder(tmp_
     assert {name for name in facts if name.endswith((".json", ".safetensors"))} >= {"config.json", "model.safetensors"}
 
 
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> tuple[Path, Path]:
+    """A GGUF file, and the cache with the folder that was made of it."""
+    root = tmp_path_factory.mktemp("converted")
+    write_tiny_gguf(root / "model.gguf")
+    target_folder(str(root / "model.gguf"), cache=root / "cache")
+    return root / "model.gguf", root / "cache"
+
+
+def half_zeroed(path: Path) -> None:
+    """As a power cut leaves what never reached the disk: its size, and zeros."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+
+
+def one_byte_other(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[-8] ^= 255
+    path.write_bytes(whole)
+
+
+DAMAGES = {
+    "a file cut": lambda folder: os.truncate(folder / "model.safetensors", 5_000),
+    "weights half zeroed": lambda folder: half_zeroed(folder / "model.safetensors"),
+    "a tokenizer of zeros": lambda folder: half_zeroed(folder / "tokenizer.json"),
+    "one byte another": lambda folder: one_byte_other(folder / "model.safetensors"),
+    "a file gone": lambda folder: (folder / "tokenizer.json").unlink(),
+    "a marker without files": lambda folder: (folder / MARKER).write_text('{"source": "model.gguf"}'),
+    "a marker of no files": lambda folder: (folder / MARKER).write_text('{"source_sha256": "a", "files": {}}'),
+    "a marker of odd files": lambda folder: (folder / MARKER).write_text('{"source_sha256": "a", "files": {"x": 1}}'),
+    "a marker cut": lambda folder: os.truncate(folder / MARKER, 20),
+}
+
+
 @pytest.mark.slow
-def test_a_converted_folder_with_a_torn_file_is_made_again(tmp_path):
-    gguf = tmp_path / "model.gguf"
-    write_tiny_gguf(gguf)
-    folder = target_folder(str(gguf), cache=tmp_path)
-    weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-10])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_converted_folder_that_is_not_as_it_was_written_is_made_again(converted, tmp_path, damage):
+    gguf, cache = converted[0], Path(shutil.copytree(converted[1], tmp_path / "cache"))
+    folder = target_folder(str(gguf), cache=cache)
+    weights = (folder / "model.safetensors").read_bytes()
+    damage(folder)
 
-    target_folder(str(gguf), cache=tmp_path)
+    assert target_folder(str(gguf), cache=cache) == folder
 
-    assert weights.read_bytes() == whole
+    assert (folder / "model.safetensors").read_bytes() == weights
     spec = TargetSpec(str(folder), 32, 2, 260, True, library_model(folder).num_parameters(), 2, 2)
     assert load_target(spec, cache=tmp_path, device="cpu", dtype=torch.float32).stop_ids == {2}
+
+
+def test_a_converted_folder_that_is_as_it_was_written_is_read_once_and_kept(converted):
+    gguf, cache = converted
+    said = []
+
+    for _ in range(2):
+        target_folder(str(gguf), cache=cache, progress=lambda what, **_: said.append(what))
+
+    assert set(said) == {"checking the converted target"}
+
+
+@pytest.mark.slow
+def test_a_converted_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Else a power cut may leave the name, the sizes, and zeros."""
+    gguf, synced, renamed = tmp_path / "model.gguf", [], []
+    write_tiny_gguf(gguf)
+    sync, rename = os.fsync, Path.rename
+
+    def noting_sync(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    def noting_rename(self, target):
+        renamed.append((self, list(synced)))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    monkeypatch.setattr(Path, "rename", noting_rename)
+    folder = target_folder(str(gguf), cache=tmp_path / "cache")
+
+    ((aside, before),) = [each for each in renamed if each[0].name.endswith(".making")]
+    assert {path.name for path in before if path.parent == aside} >= {path.name for path in folder.iterdir()} - {MARKER}
+    assert any(path.name.startswith(f".{MARKER}") for path in before), "written aside, and synced there"
+    assert aside in before
+    assert synced[-1] == folder.parent
+
+
+@pytest.mark.slow
+def test_weights_changed_in_a_converted_folder_are_another_target(converted, tmp_path):
+    """A recipe may name such a folder itself; caches of hidden states hang on what the weights are."""
+    folder = Path(shutil.copytree(next(converted[1].glob("targets/model-*/")), tmp_path / "own"))
+    spec = TargetSpec(str(folder), 32, 2, 260, True, library_model(folder).num_parameters(), 2, 2)
+    before = load_target(spec, cache=tmp_path, device="cpu", dtype=torch.float32).identity
+
+    one_byte_other(folder / "model.safetensors")
+
+    assert load_target(spec, cache=tmp_path, device="cpu", dtype=torch.float32).identity != before
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def sharded(folder: Path, weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+UNREADABLE = {  # what was done to a whole folder with a GGUF file in it, the source, the file that is named, why
+    "a cut GGUF": (lambda at: cut(at / "model.gguf"), "model.gguf", "model.gguf", "it is cut short or damaged"),
+    "a GGUF cut in its head": (lambda at: os.truncate(at / "model.gguf", 40), "model.gguf", "model.gguf", "cut short"),
+    "an empty GGUF": (lambda at: os.truncate(at / "model.gguf", 0), "model.gguf", "model.gguf", "it is empty"),
+    "a page for a GGUF": (
+        lambda at: (at / "model.gguf").write_text("<html>not found</html>"),
+        "model.gguf",
+        "model.gguf",
+        "a web page",
+    ),
+    "a pointer for a GGUF": (lambda at: (at / "model.gguf").write_text(POINTER), "model.gguf", "model.gguf", "git lfs"),
+    "noise for a GGUF": (lambda at: (at / "model.gguf").write_text("12345678"), "model.gguf", "model.gguf", "b'GGUF'"),
+    "cut weights": (lambda at: cut(at / "model.safetensors"), "", "model.safetensors", "where its head tells of"),
+    "weights cut in their head": (
+        lambda at: os.truncate(at / "model.safetensors", 1000),
+        "",
+        "model.safetensors",
+        "its head alone would take",
+    ),
+    "empty weights": (lambda at: os.truncate(at / "model.safetensors", 0), "", "model.safetensors", "it is empty"),
+    "seven bytes of weights": (
+        lambda at: os.truncate(at / "model.safetensors", 7),
+        "",
+        "model.safetensors",
+        "cut short",
+    ),
+    "a page for weights": (
+        lambda at: (at / "model.safetensors").write_text("<!DOCTYPE html>" * 9),
+        "",
+        "model.safetensors",
+        "a web page",
+    ),
+    "a pointer for weights": (
+        lambda at: (at / "model.safetensors").write_text(POINTER),
+        "",
+        "model.safetensors",
+        "git lfs",
+    ),
+    "weights of zeros": (
+        lambda at: (at / "model.safetensors").write_bytes(bytes(5000)),
+        "",
+        "model.safetensors",
+        "its head is damaged",
+    ),
+    "a link that leads nowhere": (
+        lambda at: [(at / "model.safetensors").unlink(), (at / "model.safetensors").symlink_to("blobs/5")],
+        "",
+        "model.safetensors",
+        "No such file",
+    ),
+    "a shard missing": (
+        lambda at: [
+            (at / "model.safetensors").rename(at / "model-1.safetensors"),
+            sharded(at, {"a": "model-1.safetensors", "b": "model-2.safetensors"}),
+        ],
+        "",
+        "model-2.safetensors",
+        "it is not there",
+    ),
+    "a torn config": (lambda at: (at / "config.json").write_text("{"), "", "config.json", "no JSON"),
+    "an empty config": (lambda at: (at / "config.json").write_text(""), "", "config.json", "it is empty"),
+    "a config that is a list": (lambda at: (at / "config.json").write_text("[]"), "", "config.json", "no JSON object"),
+    "a config of no model": (lambda at: (at / "config.json").write_text("{}"), "", "config.json", "model_type"),
+    "a torn generation_config": (
+        lambda at: cut(at / "generation_config.json"),
+        "",
+        "generation_config.json",
+        "no JSON",
+    ),
+    "a torn tokenizer": (lambda at: cut(at / "tokenizer.json"), "", "tokenizer.json", "no JSON"),
+    "a torn tokenizer_config": (
+        lambda at: cut(at / "tokenizer_config.json"),
+        "",
+        "tokenizer_config.json",
+        "no JSON",
+    ),
+    "a missing tokenizer": (lambda at: (at / "tokenizer.json").unlink(), "", "tokenizer.json", "it is not there"),
+    "a tokenizer of no tokens": (lambda at: (at / "tokenizer.json").write_text("{}"), "", "", "transformers "),
+    "a model that the library does not know": (
+        lambda at: (at / "config.json").write_text('{"model_type": "martian"}'),
+        "",
+        "",
+        "martian",
+    ),
+    "a home of nobody": (lambda at: None, "~nosuchuser/x", "~nosuchuser/x", "no user of that name"),
+    "a name too long": (lambda at: None, "n" * 300, "n" * 300, "File name too long"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole_folder(tmp_path_factory) -> Path:
+    folder = make_tiny_folder(tmp_path_factory.mktemp("whole") / "target")
+    write_tiny_gguf(folder / "model.gguf")
+    return folder
+
+
+@pytest.mark.parametrize(("damage", "name", "file", "why"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_target_that_cannot_be_read_is_one_line_that_names_the_file_and_what_to_do(
+    whole_folder, tiny_target_spec, tmp_path, damage, name, file, why
+):
+    """A copy that broke off is the commonest fault of a model folder, and the library's words name no file."""
+    at = Path(shutil.copytree(whole_folder, tmp_path / "target"))
+    source = name if name.startswith("~") else str(at / name)
+    damage(at)
+
+    with pytest.raises(UserFault) as caught:
+        load_target(
+            replace(tiny_target_spec, source=source), cache=tmp_path / "cache", device="cpu", dtype=torch.float32
+        )
+
+    told = str(caught.value)
+    assert told.startswith(f"target.source is {source}: ")
+    assert why in told
+    assert file in told.removeprefix("target.source is ")
+    assert any(
+        word in told for word in ("copy it again", "copy the folder again", "write the whole path", "correct the path")
+    )
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        ImportError("Loading a GGUF checkpoint requires GGUF"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_memory_that_is_refused_while_a_target_is_read_is_no_fault_of_its_files(tmp_path, error):
+    with pytest.raises(type(error)) as caught, reading("x", tmp_path):
+        raise error
+
+    assert caught.value is error
+
+
+NO_NETWORK = """
+import os, socket, sys
+from pathlib import Path
+
+asked = []
+
+def refuse(host, *given, **options):
+    asked.append(host)
+    raise OSError("no name is resolved here")
+
+def refuse_to_connect(self, address):
+    asked.append(address)
+    raise OSError("nothing is connected here")
+
+socket.getaddrinfo, socket.gethostbyname = refuse, refuse
+socket.socket.connect = refuse_to_connect
+
+import torch
+from remote.drafter.target import load_target
+from remote.drafter.target_files import target_folder
+from remote.spec import TargetSpec
+
+assert "HF_HUB_OFFLINE" not in os.environ
+gguf, cache, num_parameters = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+spec = TargetSpec(gguf, 32, 2, 260, True, num_parameters, 2, 2)
+load_target(spec, cache=cache, device="cpu", dtype=torch.float32)
+assert asked == [], asked
+
+import time
+from transformers import AutoConfig
+time.sleep = lambda seconds: None  # between its attempts
+try:
+    AutoConfig.from_pretrained("nobody/nothing")
+except OSError:
+    pass
+print(len(asked))
+"""
+
+
+@pytest.mark.slow
+def test_no_hub_is_asked_for_anything_even_where_nothing_forbids_it(converted, tmp_path):
+    """A job that is started by hand has no HF_HUB_OFFLINE; here no name is resolved either, and a look-up is noted."""
+    folder = next(converted[1].glob("targets/model-*/"))
+    num_parameters = library_model(folder).num_parameters()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    argv = [sys.executable, "-c", NO_NETWORK, str(converted[0]), str(tmp_path / "cache"), str(num_parameters)]
+
+    done = subprocess.run(
+        argv, env=environment | {"HF_HOME": str(tmp_path / "hf")}, capture_output=True, text=True, timeout=280
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) > 0, "what asks a hub is noted"
 
 
 @pytest.mark.slow
