@@ -72,8 +72,9 @@ def _drawn(title: str, unit: str, series: tuple[Series, ...], size: tuple[int, i
     has_band = any(meaning == "band" for meaning, _ in traces)
     unspread = [one for one in series if not one.is_dimmed and (one.is_reference or not has_band)]
     strays = _strays(unspread, window, canvas.num_columns, axis, look)
+    are_several = sum(meaning not in BEHIND for meaning, _ in traces) > 1
     for layer, (meaning, shown) in enumerate(traces):
-        canvas.plot(shown, axis, layer, shares=meaning not in BEHIND)
+        canvas.plot(shown, axis, layer, shares=are_several and meaning not in BEHIND)
     leaving = [one for _, one in traces] + strays
     plot = _plot_lines(canvas, axis, traces, leaving, (unit, labels_width))
     if look.crosshair is not None:

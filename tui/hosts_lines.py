@@ -11,7 +11,7 @@ from tui.overview import clock
 from tui.pieces import BLANK, Line, Piece, heading, memory_meaning, meter, wrapped
 from tui.runs_rows import name_pieces
 from tui.snapshot import Snapshot
-from tui.wording import age, busy, fit, gib, short_count, state_letter
+from tui.wording import age, fit, gib, percent, short_count, state_letter
 
 MARK: Piece = ("▸ ", "accent")
 Place = tuple[str, str]  # what can be acted on: a host, and the id of a run there; empty for the host itself
@@ -155,7 +155,7 @@ def _gpu_lines(
     fraction = used / total if isinstance(used, int | float) and total else None
     head = f"GPU {gpu.get('index', '?')}  "
     numbers = f"  {gib(used, unit=False):>4} of {gib(total)}"
-    told = fit(f"  busy {busy(utilisation):>4}" if is_now else f"  {_ago(at_s, now_s)}", 13)
+    told = fit(f"  busy {percent(utilisation):>4}" if is_now else f"  {_ago(at_s, now_s)}", 13)
     room = max(8, min(40, width - len(head) - len(numbers) - len(told) - 26))
     bar = meter(fraction, room, memory_meaning(fraction), ascii_only=ascii_only)
     pieces = _owner_pieces(gpu, owner, fraction, is_now=is_now)

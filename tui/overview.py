@@ -38,7 +38,6 @@ from tui.ranks import newest_peaks, rank_lines
 from tui.snapshot import newest_samples
 from tui.wording import (
     age,
-    busy,
     count,
     duration,
     gib,
@@ -190,7 +189,7 @@ def memory_lines(detail: RunDetail, now_s: float, width: int, *, ascii_only: boo
         used, total = sample.used_bytes, sample.total_bytes
         fraction = used / total if used is not None and total else None
         numbers = f"  {gib(used, unit=False):>4} of {gib(total)}"
-        used_share = f"  busy {busy(sample.utilisation)}" if width >= 44 else ""
+        used_share = f"  busy {percent(sample.utilisation)}" if width >= 44 else ""
         name = f"{gpu_name(detail.run, sample.gpu)}  "
         room = max(6, width - cell_len(name) - len(numbers) - len(used_share))
         bar = meter(fraction, room, memory_meaning(fraction), ascii_only=ascii_only)

@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.actions.throughput import role_name, roles_of
 from orchestrator.store.rows import MemoryPeakRow, RunRow, SeriesRow
 from tui.pieces import BLANK, Line, Piece, heading, meter, wrapped
-from tui.wording import gib, percent, seconds, short_host, stage_word
+from tui.wording import gib, percent, seconds, short_host, state_word
 
 WAITS_MUCH = 0.25  # of its time, from which on a rank's waiting stands out
 _TITLES = f"{'rank':<12}{'a batch':>9}{'waits':>8}  {'queue':<14}{'peak':>10}  in stage"
@@ -148,4 +148,4 @@ def _stage(rank: Rank) -> str:
         return ""
     card = "" if peak.gpu is None else f"GPU {peak.gpu}"
     place = " ".join(word for word in (short_host(rank.host), card) if word)
-    return stage_word(peak.stage) + (f", {place}" if place else "")
+    return state_word(peak.stage) + (f", {place}" if place else "")

@@ -90,8 +90,9 @@ def told_and_repairs(text: str) -> list[str]:
     return [" ".join(part.split()) for part in _REPAIR.split(text)]
 
 
-def state_word(state: str) -> str:
-    return state.replace("_", " ")
+def state_word(name: str) -> str:
+    """A state's name, or a stage's, as it is read."""
+    return name.replace("_", " ")
 
 
 def duration(seconds: float | None) -> str:
@@ -216,15 +217,6 @@ def hosts_told(run: RunRow, gpus: Iterable[int]) -> str:
     return " and ".join(f"{host}{gap}GPU {told}" if told else host for host, told in of_host.items())
 
 
-def busy(utilisation: float | None) -> str:
-    """A GPU's utilisation, 0 to 1."""
-    return percent(utilisation)
-
-
 def seconds(number: float) -> str:
     """How long a step takes: 340 ms, 1.26 s, 2m05s."""
     return f"{number * 1000:.0f} ms" if number < 1 else f"{number:.2f} s" if number < 60 else duration(number)
-
-
-def stage_word(stage: str) -> str:
-    return stage.replace("_", " ")
