@@ -22,7 +22,7 @@ from textual.binding import Binding, BindingType
 from textual.filter import LineFilter, NoColor
 from textual.pilot import Pilot
 from textual.timer import Timer
-from textual.worker import Worker
+from textual.worker import Worker, active_worker
 
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
@@ -31,12 +31,13 @@ from tui.commands import open_help, open_palette
 from tui.compare import CompareScreen
 from tui.faults import trouble
 from tui.filters import Ascii
+from tui.following import Following
 from tui.frame import YardScreen
 from tui.home import SCREENS
 from tui.hosts import HostsScreen
 from tui.keys import spelled
 from tui.launch import LaunchScreen
-from tui.ordering import TROUBLE, refusal, start_follower
+from tui.ordering import TROUBLE, refusal
 from tui.reading import ReadingThread, beside, in_screen
 from tui.run import TABS, RunScreen
 from tui.runs import RunsScreen
@@ -49,7 +50,6 @@ from tui.turns import TYPED, Turns
 NO_RUN = "No run is chosen here."
 TICK_S = 0.5
 SLOW_READ_S = 1.0  # a reading that takes longer is told on the top line
-FOLLOW_AGAIN_S = 10.0  # between two tries to start the follower
 REST_S = 0.06
 PAINTED_S = 0.02  # by then what is known already has been painted, which a reading beside it would hold up
 SETTLED_S = 0.05  # after the first answer, which is painted by then
@@ -104,7 +104,7 @@ class Draftyard(App[None]):
         self._asked_s = 0.0
         self._failing_since_s: float | None = None
         self._shown_s = 0.0
-        self._follow_tried_s, self._follow_refused = 0.0, ""  # when, and why there was none, as it was said last
+        self._following = Following(self)
         self.first_answer = asyncio.Event()
         self.baseline: str | None = None  # the run that curves are laid over
         self.num_live = 0
@@ -215,6 +215,8 @@ class Draftyard(App[None]):
         self._must_forget = False
         try:
             snapshot = await self.reading.read(ask, now_s, ahead, anew=is_stale)
+            if snapshot is not None and (reads := screen.reads_beside()) is not None:
+                await self.reading.do(reads)
         except TROUBLE as error:
             self._failing_since_s = self._failing_since_s or now_s
             self._tell_trouble(trouble(error, now_s - self._failing_since_s))
@@ -229,7 +231,7 @@ class Draftyard(App[None]):
             screen.take(snapshot)
             if snapshot.is_another:
                 self.notify(f"{self._db_name} is another database now; shown is what it holds.", timeout=8)
-            self._keep_followed(snapshot)
+            self._following.keep(snapshot)
         self._answered()
 
     def _answered(self) -> None:
@@ -238,25 +240,6 @@ class Draftyard(App[None]):
             if not self.is_headless:
                 ready = partial(get_ready, self, (RunScreen.NAME, *SCREENS), self._turns)
                 self.set_timer(SETTLED_S, lambda: self.run_worker(ready(), group="ready"))
-
-    def _keep_followed(self, snapshot: Snapshot) -> None:
-        """Live runs that nobody records get their follower back; one that only looks says so on the top line."""
-        self._follow_refused = "" if snapshot.is_followed else self._follow_refused
-        is_due = self.clock() - self._follow_tried_s > FOLLOW_AGAIN_S
-        if snapshot.num_live and not snapshot.is_followed and is_due and not (self.readonly or self.is_headless):
-            self._follow_tried_s = self.clock()
-            self.do_beside(self._start_follower, group="follower")
-
-    def _start_follower(self) -> None:
-        assert self.places is not None
-        try:
-            start_follower(self.places)
-        except TROUBLE as error:
-            told, self._follow_refused = self._follow_refused, refusal(error)
-            if self._follow_refused != told:  # it is tried again and again
-                self.fail_from_thread(self._follow_refused)
-            return
-        self.call_from_thread(self.ask_now)
 
     def _asking_screen(self) -> YardScreen | None:
         """The topmost screen that shows a snapshot; a dialogue above it asks for nothing."""
@@ -292,9 +275,9 @@ class Draftyard(App[None]):
         self.notify("Something is being started or ended: leaving now cuts it off; q again leaves.", severity="warning")
 
     def go_home(self, name: str) -> None:
-        """One of the screens at the top; what lay above it closes. Launch opens on the branch of the run under the cursor."""
+        """One of the screens at the top; what lay above it closes. Launch opens on what the run under the cursor was told."""
         if name == LaunchScreen.NAME and (chosen := self.chosen()) is not None:
-            self.get_screen(name, LaunchScreen).turn_to(f"{chosen[0].recipe}/{chosen[0].branch}")
+            self.get_screen(name, LaunchScreen).turn_to(chosen[0])
         while len(self.screen_stack) > 2:
             self.pop_screen()
         self.switch_screen(name)
@@ -317,11 +300,7 @@ class Draftyard(App[None]):
             self.notify(f"Copied {chosen[0].id}.", timeout=3)
 
     def action_follow(self) -> None:
-        if self.shown is not None and self.shown.is_followed:
-            self.notify("The follower is at work.", timeout=3)
-        elif self.may_act():
-            self._follow_refused = ""  # who asks is answered
-            self.do_beside(self._start_follower, group="follower")
+        self._following.start()
 
     def action_edit(self) -> None:
         screen = self._asking_screen()
@@ -357,7 +336,8 @@ class Draftyard(App[None]):
         super().notify(inert(message), **{**settings, "markup": False})
 
     def do_beside(self, job: Callable[[], None], *, group: str) -> None:
-        """Does in a thread what may wait for a host; its trouble becomes a toast. Of looks at the same thing the newest counts.
+        """Does in a thread what may wait for a host; its trouble becomes a toast. Of looks at the same thing the newest counts:
+        what an older one says, through `call_from_thread`, comes to nothing.
 
         Workers get functions: the coroutine of one that is called off before its turn would never be awaited.
         """
@@ -370,7 +350,11 @@ class Draftyard(App[None]):
             self.notify(refusal(error), severity="error", timeout=12)
 
     def call_from_thread(self, callback: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        asked_by = active_worker.get(None)  # of the thread that `do_beside` began
+
         def do() -> Any:
+            if asked_by is not None and asked_by.is_cancelled:
+                return None  # somebody has asked again since
             with self._context():
                 return callback(*args, **settings)
 
@@ -389,6 +373,8 @@ class Draftyard(App[None]):
 
     def action_reread(self) -> None:
         self._must_forget = True
+        if (screen := self._asking_screen()) is not None:
+            screen.reread()
         self.ask_now()
 
     def action_next_theme(self) -> None:

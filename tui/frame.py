@@ -22,7 +22,7 @@ from tui.editor import Finding, recipe_of
 from tui.painted import Bare, Rows
 from tui.pieces import Line, Piece, fitted, width_of, wrapped
 from tui.sheet import Sheet
-from tui.snapshot import Ask, Snapshot
+from tui.snapshot import Ask, Room, Snapshot
 
 if TYPE_CHECKING:
     from tui.app import Draftyard
@@ -69,6 +69,13 @@ class YardScreen(Screen[None], Bare):
     def ahead(self) -> Callable[[Snapshot], object]:
         """What the reading thread does with a snapshot before this screen gets it: draws the charts of it, which are then known."""
         return lambda _: None
+
+    def reads_beside(self) -> Callable[[Room], object] | None:
+        """What the reading thread does after a new snapshot and before it is shown: of what no snapshot holds."""
+        return None
+
+    def reread(self) -> None:
+        """A person wants everything read anew: what the screen reads beside the store."""
 
     def crumbs(self) -> Sequence[Piece]:
         """Where we are, beside the program's name."""

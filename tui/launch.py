@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.timer import Timer
 from textual.widgets import Input, Label
 
+from orchestrator.store.rows import RunRow
 from tui.editor import Finding, recipe_file
 from tui.field import Field
 from tui.home import HomeScreen
-from tui.launch_lines import choice_lines, refused
-from tui.ordering import Offer, Planned, Standing, Wish, launch, offers, planned, smoke, standing
-from tui.pieces import Piece
+from tui.launch_lines import choice_lines, nothing_lines, refused
+from tui.ordering import Aim, Offer, Planned, Standing, Wish, aimed, launch, offers, planned, smoke, standing
+from tui.pieces import Line, Piece
 from tui.sheet import Sheet
 from tui.snapshot import Ask, Snapshot
 from tui.table import Column, Table
@@ -55,7 +57,12 @@ class LaunchScreen(HomeScreen):
         self._standing: Standing | None = None
         self._asked: Wish | None = None  # what the standing is about
         self._is_asking = False
-        self._turned_to = ""
+        self._planned: Wish | None = None  # what a plan was asked for last
+        self._soon: Timer | None = None  # until typing has settled
+        self._run: RunRow | None = None  # the one that `4` was pressed on last
+        self._is_turning = False  # its recipe is being looked for
+        self._asks_then = False  # the gate, once that is known
+        self._why_none = ""  # why its branch is not offered, until another is chosen
         self._table = Table((Column("branch", 0),), empty="Reading the recipes.", opens="ask the gate", id="offers")
         self._boxes = {
             name: Field(value=shown, placeholder=hint, compact=True, id=name) for name, (shown, hint) in FIELDS.items()
@@ -77,8 +84,15 @@ class LaunchScreen(HomeScreen):
         self._table.focus()
         if self.app.places is None:
             self._draw()
-            return
-        self.app.do_beside(self._read_offers, group="offers")
+
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        self._read()
+
+    def reread(self) -> None:
+        """The recipes may be others by now; so the gate's word no longer counts, and a branch may have come."""
+        self._standing = self._asked = None
+        self._is_turning |= bool(self._why_none)
+        self._read()
 
     def ask(self) -> Ask:
         return Ask(wants_list=False)
@@ -86,17 +100,18 @@ class LaunchScreen(HomeScreen):
     def present(self, snapshot: Snapshot) -> None:
         self._draw()
 
-    def turn_to(self, key: str) -> None:
-        """The cursor on this branch (recipe/branch), unless that is the one it was sent to last."""
-        if key != self._turned_to:
-            self._turned_to = key
-            self._table.go_to(key)
+    def turn_to(self, run: RunRow) -> None:
+        """What this run was told: its branch, host and GPUs, unless that is what was turned to last. Nothing is chosen until
+        its recipe has been found."""
+        if self._run is None or self._run.id != run.id or self._why_none:
+            self._run, self._is_turning, self._why_none = run, True, ""
+            self._table.go_nowhere()
 
     def told(self) -> Sequence[Piece]:
         return [("  looking at the host", "live")] if self._is_asking else ()
 
     def file_to_edit(self) -> Finding | None:
-        offer = self._offers[self._table.cursor] if self._offers else None
+        offer = self._chosen()
         return recipe_file(self.app.places, offer.recipe) if offer and self.app.places else None
 
     def document(self) -> Mapping[str, object]:
@@ -106,20 +121,20 @@ class LaunchScreen(HomeScreen):
 
     def action_gate(self) -> None:
         """Looks at the host and asks the gate; starts nothing."""
-        wish = self._wish()
+        wish, self._asks_then = self._wish(), self._is_turning
         if wish is not None and self.app.places is not None:
             self._is_asking = True
             self.show_top()
             self.app.do_beside(lambda: self._ask_gate(wish), group="gate")
 
     def action_climb(self) -> None:
-        wish = self._wish()
+        wish = self._due()
         if wish is not None and self.app.may_act():
             self._begin(wish, is_smoke=True)
 
     def action_launch(self) -> None:
         """Works when the gate has allowed exactly what is chosen now."""
-        wish = self._wish()
+        wish = self._due()
         if wish is None or not self.app.may_act():
             return
         if self._standing is not None and self._asked == wish and not self._standing.is_allowed:
@@ -138,11 +153,22 @@ class LaunchScreen(HomeScreen):
             self._table.focus()
 
     @on(Table.Moved)
+    def moved(self, event: Table.Moved) -> None:
+        if event.key is not None:
+            self._is_turning, self._asks_then, self._why_none = False, False, ""
+        self.changed()
+
     @on(Input.Changed)
     def changed(self) -> None:
+        """One look at the values, once typing has settled."""
+        if self._wish() == self._planned:
+            self._draw()
+            return
         self._plan = None
         self._draw()
-        self.set_timer(PAUSE_S, self._plan_again)
+        if self._soon is not None:
+            self._soon.stop()
+        self._soon = self.set_timer(PAUSE_S, self._plan_again)
 
     @on(Table.Opened)
     @on(Input.Submitted)
@@ -151,12 +177,19 @@ class LaunchScreen(HomeScreen):
 
     # -------------------------------------------------------------- threads
 
-    def _read_offers(self) -> None:
+    def _read(self) -> None:
+        """The recipes as they lie there now, and which of them is the run's that was turned to."""
+        run = self._run if self._is_turning else None
+        if self.app.places is not None:
+            self.app.do_beside(lambda: self._read_offers(run), group="offers")
+
+    def _read_offers(self, run: RunRow | None) -> None:
         assert self.app.places is not None
         found = offers(self.app.places)
-        self.app.call_from_thread(self._take_offers, found)
+        aim = None if run is None else aimed(self.app.places, run, found)
+        self.app.call_from_thread(self._take_offers, found, aim)
 
-    def _take_offers(self, found: list[Offer]) -> None:
+    def _take_offers(self, found: list[Offer], aim: Aim | None) -> None:
         self._offers = found
 
         def draw(index: int) -> list[list[Piece]]:
@@ -165,10 +198,23 @@ class LaunchScreen(HomeScreen):
             return [[(offer.recipe, "strong"), ("/", "faint"), (offer.branch, "text"), *fault]]
 
         self._table.set_rows([offer.key for offer in found], draw, empty="No recipe was found.")
+        if aim is not None and self._is_turning:  # nobody has chosen another meanwhile
+            self._turn(aim)
         self._plan_again()
 
+    def _turn(self, aim: Aim) -> None:
+        self._is_turning, self._why_none = False, aim.why_none
+        if aim.key:
+            self._boxes["host"].value, self._boxes["gpus"].value = aim.host, " ".join(aim.gpus)
+            self._table.go_to(aim.key)
+        if self._asks_then:
+            self.action_gate()
+
     def _plan_again(self) -> None:
-        wish = self._wish()
+        if self._soon is not None:
+            self._soon.stop()
+        self._soon, self._planned = None, self._wish()
+        wish = self._planned
         if wish is not None and self.app.places is not None:
             self.app.do_beside(lambda: self._make_plan(wish), group="plan")
         self._draw()
@@ -218,19 +264,33 @@ class LaunchScreen(HomeScreen):
 
     # --------------------------------------------------------------- inner
 
+    def _chosen(self) -> Offer | None:
+        return None if self._table.cursor_key is None else self._offers[self._table.cursor]
+
     def _wish(self) -> Wish | None:
-        if not self._offers or self._offers[self._table.cursor].fault:
+        offer = self._chosen()
+        if offer is None or offer.fault:
             return None
-        offer = self._offers[self._table.cursor]
         values = {name: box.value.split() for name, box in self._boxes.items()}
         gpus = tuple(" ".join(values["gpus"]).replace(",", " ").split())  # commas, as --gpus has them, or blanks
         host = " ".join(values["host"]) or "local"
         return Wish(offer.recipe, offer.branch, host, gpus, tuple(values["overrides"]))
 
-    def _draw(self) -> None:
+    def _due(self) -> Wish | None:
+        """The wish, which somebody wants to come true; said where there is none."""
         wish = self._wish()
-        offer = self._offers[self._table.cursor] if self._offers else None
+        if wish is None:
+            self.app.notify("No branch is chosen that could be started.", severity="warning", timeout=4)
+        return wish
+
+    def _draw(self) -> None:
+        wish, offer = self._wish(), self._chosen()
         told = self._standing if wish == self._asked else None
-        self._choice.show(
-            lambda width, _height: choice_lines(wish, offer, (self._plan, told), width, ascii_only=self.app.ascii_only)
-        )
+        name = f"{self._run.recipe}/{self._run.branch}" if self._run is not None and self._why_none else ""
+
+        def lines(width: int, _height: int) -> list[Line]:
+            if offer is None:
+                return nothing_lines(name, self._why_none, width)
+            return choice_lines(wish, offer, (self._plan, told), width, ascii_only=self.app.ascii_only)
+
+        self._choice.show(lines)

@@ -24,7 +24,7 @@ def choice_lines(
     if offer is not None and offer.fault:
         return [[(f"{offer.recipe} cannot be read", "bad")], *wrapped(offer.fault, width)]
     if wish is None:
-        return [[("Nothing is chosen.", "muted")]]
+        return nothing_lines("", "", width)
     lines = gate_lines(wish, standing, width)
     if plan is None:
         return [*lines, BLANK, heading("Plan", width), [("planning", "muted")]]
@@ -34,6 +34,13 @@ def choice_lines(
     lines += [BLANK, *plan_lines(plan.body, width, ascii_only=ascii_only)]
     lines += [BLANK, heading("Time", width), *wrapped(plan.time, width)] if plan.time else []
     return [*lines, BLANK, *fit_lines(plan, width)]
+
+
+def nothing_lines(name: str, why: str, width: int) -> list[Line]:
+    """No branch is chosen; where a run of that name led here, why its own is not."""
+    told: list[Line] = [[(f"{name} is not offered here", "warn")], *wrapped(why, width)]
+    lines = told if name else [[("Nothing is chosen.", "muted")]]
+    return [*lines, BLANK, [("j k", "key"), (" choose a branch", "muted")]]
 
 
 def refused(standing: Standing) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError, GateRefused, RunNotFound
 from orchestrator.lazy import loaded
-from orchestrator.store.rows import Document
+from orchestrator.store.rows import Document, RunRow
 from orchestrator.units import counted
 from tui.wording import gib
 
@@ -40,10 +41,21 @@ class Offer:
     recipe: str
     branch: str
     fault: str = ""
+    path: str = ""  # of the recipe's file, its links followed
 
     @property
     def key(self) -> str:
         return f"{self.recipe}/{self.branch}"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Which offer is what a run was told, and where it was told to run; or why none of them is."""
+
+    key: str = ""  # of the offer
+    host: str = ""
+    gpus: tuple[str, ...] = ()  # those named at its launch
+    why_none: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,11 +112,31 @@ def offers(places: Places) -> list[Offer]:
         except DraftyardError:
             continue  # a folder without a recipe offers none
         for recipe in checked:
-            name = recipe.path.stem
-            made = [Offer(name, branch) for branch in recipe.branches] or [Offer(name, "", recipe.faults[0])]
+            name, path = recipe.path.stem, str(recipe.path.resolve())
+            made = [Offer(name, branch, path=path) for branch in recipe.branches]
+            made = made or [Offer(name, "", recipe.faults[0], path)]
             for offer in made:
                 found.setdefault(offer.key, offer)
     return list(found.values())
+
+
+def aimed(places: Places, run: RunRow, found: Sequence[Offer]) -> Aim:
+    """The offer of the recipe's very file: another one may have its name."""
+    if run.more_hosts:
+        return Aim(why_none=f"it ran on {' and '.join(run.hosts)}; from here one host is launched on")
+    try:
+        told = told_again(places, run.id)
+    except DraftyardError as error:
+        return Aim(why_none=str(error).splitlines()[0])
+    if told is None:
+        return Aim(why_none="the run is gone")
+    own = [offer for offer in found if offer.path == str(Path(told.recipe).resolve())]
+    key = next((offer.key for offer in own if offer.branch == told.branch), "")
+    if key:
+        return Aim(key, told.host, told.gpus)
+    branches = ", ".join(offer.branch for offer in own)
+    outside = f"{told.recipe} lies in none of the recipe folders; draftyard launch takes its path"
+    return Aim(why_none=f"its recipe has the branches {branches}" if own else outside)
 
 
 def planned(places: Places, wish: Wish) -> Planned:

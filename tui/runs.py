@@ -12,6 +12,7 @@ from textual.widgets import Input
 
 from orchestrator.errors import DraftyardError
 from orchestrator.store.filter import compile_filter
+from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.compare import MOST_RUNS, CompareScreen
@@ -20,20 +21,22 @@ from tui.home import HomeScreen
 from tui.painted import Columns
 from tui.pieces import Line, Piece, wrapped
 from tui.preview import at_most, below_lines, beside_lines
-from tui.runs_rows import COLUMNS, never_started, run_cells, trouble, trouble_cells, trouble_columns
+from tui.runs_rows import COLUMNS, NEEDED, never_started, run_cells, trouble, trouble_cells, trouble_columns
 from tui.sheet import Sheet
-from tui.snapshot import LIST_LIMIT, Ask, CurvesAsk, RunNumbers, Snapshot
+from tui.snapshot import LIST_LIMIT, Ask, CurvesAsk, Room, RunNumbers, Snapshot
 from tui.table import Cells, Table, whole_width
 
-# What `s` goes through: the word on the screen, and the reader's sort ("" is worst off first, ours).
+# What `s` goes through: the words on the screen, and the reader's sort ("" is worst off first, ours).
 SORTS = (
-    ("newest", "created"),
-    ("worst off", ""),
-    ("loss", "-loss"),
-    ("tokens/s", "block_tokens_per_s"),
-    ("recipe", "-recipe"),
-    ("host", "-host"),
+    ("newest first", "created"),
+    ("worst off first", ""),
+    ("lowest loss first", "-loss"),
+    ("fastest first", "block_tokens_per_s"),
+    ("by recipe", "-recipe"),
+    ("by host", "-host"),
 )
+DEAD = f"status:{State.FAILED},{State.LOST}"
+MOST_REFUSED = 20  # launches in a row that were refused, before all that died are read
 NO_RUNS = "No runs yet. Start one: draftyard launch RECIPE --host HOST"
 NARROW = 90  # below it the order is told instead of the number of runs
 LEAST_BESIDE = 48  # cells that a list with all its columns must leave for the run to be shown beside it
@@ -76,6 +79,7 @@ class RunsScreen(HomeScreen):
         self._begins_anew = False  # the cursor goes to the first run of an order or a filter that has not been read yet
         self._limit: int | None = LIST_LIMIT
         self._rows: Sequence[RunRow] = ()
+        self._died_last: RunRow | None = None  # of all there are, listed or not; the reading thread says so
         self._filter_fault = ""
         self._table = Table(COLUMNS, empty=NO_RUNS, id="list")
         self._preview = Sheet(id="preview")
@@ -134,6 +138,14 @@ class RunsScreen(HomeScreen):
             self.app.ask_now()  # now that there is a run under the cursor
         self._tell_cause()
 
+    def reads_beside(self) -> Callable[[Room], object]:
+        kind = self._kind
+
+        def read(room: Room) -> None:
+            self._died_last = died_last(room.reader, kind)
+
+        return read
+
     def ahead(self) -> Callable[[Snapshot], object]:
         draw, (width, height) = self._preview_of(), self._preview.scrollable_content_region.size
         return lambda snapshot: draw(snapshot, width, height)
@@ -158,7 +170,7 @@ class RunsScreen(HomeScreen):
         if self.snapshot and not (self._sort and self.size.width < NARROW):
             pieces.append((f" {what} ", "muted"))
         if self._sort:
-            pieces.append((f" {SORTS[self._sort][0]} first", "muted"))
+            pieces.append((f" {SORTS[self._sort][0]}", "muted"))
         if self._where:
             pieces.append((f"  / {self._where}", "accent"))
         if self._table.marks:
@@ -166,7 +178,9 @@ class RunsScreen(HomeScreen):
         return pieces
 
     def on_resize(self, event: events.Resize) -> None:
-        beside = min(event.size.width - whole_width(COLUMNS), round(event.size.width * MOST_BESIDE))
+        rooms = [event.size.width - whole_width(columns) for columns in (COLUMNS, NEEDED)]
+        room = next((room for room in rooms if room >= LEAST_BESIDE), rooms[-1])
+        beside = min(room, round(event.size.width * MOST_BESIDE))
         self.set_class(beside >= LEAST_BESIDE, "wide")
         self._preview.styles.width = beside if self.has_class("wide") else "100%"
         self._place_preview()
@@ -229,16 +243,11 @@ class RunsScreen(HomeScreen):
         return bool(self._where or self._table.marks) or self._box.has_class("open")
 
     def action_last_failure(self) -> None:
-        """Opens the failure of the newest failed run, wherever it stands in the list.
-
-        A launch that was refused has not died: it is shown where nothing in the list has.
-        """
-        failed = [run for run in self._rows if run.state is State.FAILED]
-        if failed:
-            last = max(failed, key=lambda run: (not never_started(run), run.created_s))
-            self.app.open_run(last.id, "failure")
+        """Opens the failure of the run that died last, whether it is in the list or not."""
+        if self._died_last is not None:
+            self.app.open_run(self._died_last.id, "failure")
         else:
-            self.app.notify("No run in this list has failed.", timeout=4)
+            self.app.notify("No run has failed or was lost.", timeout=4)
 
     def action_back(self) -> None:
         """Escape closes the filter, then clears it, then the marks."""
@@ -360,6 +369,20 @@ class RunsScreen(HomeScreen):
         if self.snapshot is not None and self.snapshot.was_replaced:
             return "No runs: the database was replaced or emptied while this screen was open."
         return NO_RUNS
+
+
+def died_last(reader: Reader, kind: str | None) -> RunRow | None:
+    """Of every run of that kind (None: of any) the one that failed or was lost last, by when it ended.
+
+    A launch that was refused has not died: it is that one where nothing has.
+    """
+    found: list[RunRow] = []
+    for limit in (MOST_REFUSED, None):
+        found = reader.runs(DEAD, kind=kind, sort="ended", limit=limit)
+        died = next((run for run in found if not never_started(run)), None)
+        if died is not None or len(found) != limit:
+            return died or next(iter(found), None)
+    return next(iter(found), None)
 
 
 def filter_fault(text: str, now_s: float) -> str:

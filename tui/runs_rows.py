@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -30,12 +31,17 @@ from tui.wording import (
 VALUE_WIDTH = 7
 HOST_WIDTH = 7
 
+REACH = Column(
+    " ", len("unreachable"), rank=8
+)  # beside a live state, that its host does not answer; `R?` says so without it
+
 # At 80 columns there is room for what tells two runs apart and whether one learns; the rest comes with the width.
 COLUMNS = (
     Column("", 2),
     Column("run", 0, least=14),
     Column("id", 8, rank=1),
     Column("state", 11),
+    REACH,
     Column("host", HOST_WIDTH, rank=5),
     Column("step", 11, right=True),
     Column("ends in", 7, right=True),
@@ -46,6 +52,7 @@ COLUMNS = (
     Column("curve", 8, rank=2),
     Column("age", 4, right=True, rank=6),
 )
+NEEDED = tuple(column for column in COLUMNS if column is not REACH)  # what a list should have room for
 
 MOST_NAME = 24  # cells of a name beside what is wrong
 
@@ -67,32 +74,36 @@ STALE_S = 300.0  # a live run that has said nothing for this long is in trouble
 
 
 def run_cells(run: RunRow, numbers: RunNumbers, now_s: float, *, ascii_only: bool) -> list[Sequence[Piece]]:
-    """One sequence of pieces a column, in the order of COLUMNS."""
-    letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
-    is_live = not run.state.is_final
+    """One sequence of pieces a column, in the order of COLUMNS.
+
+    Of a run that cannot be reached the numbers are those of its last word, and are drawn so.
+    """
+    is_live, is_cut_off = not run.state.is_final, is_unreachable(run)
+    letter = state_letter(run.state, run.reason, unreachable=is_cut_off)
     tokens = numbers.latest.get("block_tokens_per_s", numbers.latest.get("context_tokens_per_s"))
-    quiet = "text" if is_live else "muted"
+    quiet = "text" if is_live and not is_cut_off else "muted"
     loss = numbers.latest.get("loss")
     return [
         [letter],
         name_pieces(run),
         [(run.id[:8], "faint")],
-        [(state_text(run, numbers.cause), "muted" if run.state is State.SUCCEEDED else letter[1])],
+        [(state_text(run), "muted" if run.state is State.SUCCEEDED else letter[1])],
+        [(reach_text(run, numbers.cause), letter[1])],
         [(_where(run), quiet)],
         _step(run),
-        _ends_in(numbers) if is_live else [],
+        _ends_in(run, numbers, now_s) if is_live else [],
         [(rate(tokens), quiet if tokens is not None else "faint")],
-        _memory(numbers, ascii_only=ascii_only) if is_live else [],
+        _memory(numbers, ascii_only=ascii_only, is_old=is_cut_off) if is_live else [],
         [(f"{numbers.acceptance:.2f}", "good")] if numbers.acceptance is not None else [],
-        [(short_value(loss, VALUE_WIDTH), "bad" if loss != loss else quiet)] if loss is not None else [],
-        [(spark(numbers.spark, ascii=ascii_only), "live" if is_live else "faint")],
+        [(loss_text(loss), "bad" if loss != loss else quiet)] if loss is not None else [],
+        [(spark(numbers.spark, ascii=ascii_only), "live" if is_live and not is_cut_off else "faint")],
         [(age(now_s - (run.ended_s or run.started_s or run.created_s)), "muted")],
     ]
 
 
 def trouble_cells(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Sequence[Piece]]:
     """One sequence of pieces a column, in the order of `trouble_columns`."""
-    letter = state_letter(run.state, run.reason, unreachable=run.unreachable_since_s is not None)
+    letter = state_letter(run.state, run.reason, unreachable=is_unreachable(run))
     badness, why = trouble(run, numbers, now_s)
     return [
         [letter],
@@ -125,10 +136,20 @@ def name_pieces(run: RunRow) -> list[Piece]:
     return [*kind, (run.recipe, "strong" if is_live else "text"), ("/", "faint"), (run.branch, "text")]
 
 
-def state_text(run: RunRow, cause: str = "") -> str:
-    """The state; of a running job that does not train its stage, of a failed one the reason; unreachable comes first."""
-    if run.unreachable_since_s is not None and not run.state.is_final:
-        return "key changed" if _KEY_CHANGED in cause.upper() else "unreachable"
+def is_unreachable(run: RunRow) -> bool:
+    """Whether its host does not answer at the moment: a view on a live run, whose state stays what it was."""
+    return run.unreachable_since_s is not None and not run.state.is_final
+
+
+def reach_text(run: RunRow, cause: str = "") -> str:
+    """What stands beside a live state; empty where the host answers."""
+    if not is_unreachable(run):
+        return ""
+    return "key changed" if _KEY_CHANGED in cause.upper() else "unreachable"
+
+
+def state_text(run: RunRow) -> str:
+    """The state; of a running job that does not train its stage, of a failed one the reason."""
     if never_started(run):
         return "not started"
     if run.state is State.RUNNING and run.stage and run.stage not in TRAINING:
@@ -208,18 +229,26 @@ def _step(run: RunRow) -> list[Piece]:
     return [(short_count(run.step), "text"), *total]
 
 
-def _ends_in(numbers: RunNumbers) -> list[Piece]:
-    """The time left; after the last step how far the stage is."""
-    if numbers.eta_s is not None:
+def _ends_in(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Piece]:
+    """The time left; after the last step how far the stage is. Silence does not put the end off."""
+    if numbers.eta_s is None:
+        return [("–", "faint")] if numbers.stage_share is None else [(percent(numbers.stage_share), "text")]
+    if not is_unreachable(run):
         return [(duration(numbers.eta_s), "strong")]
-    if numbers.stage_share is not None:
-        return [(percent(numbers.stage_share), "text")]
-    return [("–", "faint")]
+    left_s = numbers.eta_s - (now_s - (run.last_event_s or now_s))
+    return [(duration(left_s) if left_s > 0 else "–", "faint")]
 
 
-def _memory(numbers: RunNumbers, *, ascii_only: bool) -> list[Piece]:
+def _memory(numbers: RunNumbers, *, ascii_only: bool, is_old: bool) -> list[Piece]:
     fraction = memory_fraction(numbers)
     if fraction is None:
         return [("–", "faint")]
-    meaning = memory_meaning(fraction)
+    meaning = "faint" if is_old else memory_meaning(fraction)
     return [*meter(fraction, 3, meaning, ascii_only=ascii_only), (f"{percent(fraction):>4}", meaning)]
+
+
+def loss_text(loss: float) -> str:
+    """Three decimals, so that the points of a column stand below each other; as few digits as fit where those say nothing."""
+    text = f"{loss:.3f}"
+    is_told = math.isfinite(loss) and len(text) <= VALUE_WIDTH and (loss == 0 or abs(loss) >= 0.001)
+    return text if is_told else short_value(loss, VALUE_WIDTH)

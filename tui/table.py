@@ -77,6 +77,7 @@ class Table(Painted, can_focus=True):
         self._placed: tuple[tuple[int, Sequence[Column]], tuple[list[Column], list[int]]] | None = None
         self.cursor_key: str | None = None
         self.cursor = 0
+        self._is_nowhere = False  # no row is chosen, whatever rows there are
         self.marks: set[str] = set()
         self._signed: tuple[str | None, str] = (None, "")  # a key and the letter before it
 
@@ -95,7 +96,8 @@ class Table(Painted, can_focus=True):
         size = Size(self._width, len(keys) + 1)
         if self.virtual_size != size:
             self.virtual_size = size
-        self._place(self.cursor)
+        if not self._is_nowhere:
+            self._place(self.cursor)
         if self.cursor != stood:
             self._scroll_to_cursor()
         self.repaint_changed()
@@ -107,15 +109,21 @@ class Table(Painted, can_focus=True):
             self.refresh()
 
     def go_to(self, key: str) -> None:
-        """The cursor goes to the row with this key, where there are none yet once they come."""
-        if key in self._keys:
-            self._go(self._keys.index(key))
-        elif not self._keys:
-            self.cursor_key = key
+        """The cursor goes to the row with this key, one of those there are."""
+        self._go(self._keys.index(key))
+
+    def go_nowhere(self) -> None:
+        """No row is chosen until somebody chooses one: the first key that moves shows the cursor on the first row."""
+        before = self.cursor_key
+        self.to_top()
+        self._is_nowhere = True
+        self.repaint_changed()
+        if before is not None:
+            self.post_message(self.Moved(self, None))
 
     def to_top(self) -> None:
         """The cursor goes to whatever row comes first from now on."""
-        self.cursor, self.cursor_key = 0, None
+        self.cursor, self.cursor_key, self._is_nowhere = 0, None, False
         self.scroll_to(y=0, animate=False, force=True, immediate=True)
 
     def on_resize(self, _: events.Resize) -> None:
@@ -123,10 +131,10 @@ class Table(Painted, can_focus=True):
         self._scroll_to_cursor()
 
     def action_move(self, by: int) -> None:
-        self._go(self.cursor + by)
+        self._go(self.cursor + (0 if self._is_nowhere else by))
 
     def action_page(self, direction: int) -> None:
-        self._go(self.cursor + direction * max(1, self.size.height - 2))
+        self.action_move(direction * max(1, self.size.height - 2))
 
     def action_ends(self, direction: int) -> None:
         self._go(0 if direction < 0 else len(self._keys) - 1)
@@ -164,8 +172,12 @@ class Table(Painted, can_focus=True):
             self.post_message(self.Moved(self, self.cursor_key))
 
     def _place(self, index: int) -> None:
+        self._is_nowhere = False
         self.cursor = max(0, min(index, len(self._keys) - 1))
         self.cursor_key = self._keys[self.cursor] if self._keys else None
+
+    def _is_at(self, row: int) -> bool:
+        return row == self.cursor and not self._is_nowhere
 
     def _scroll_to_cursor(self) -> None:
         room = self.size.height - 1
@@ -182,11 +194,10 @@ class Table(Painted, can_focus=True):
         row = y - 1 + self._above
         if row >= len(self._keys):
             return (len(self._keys), self._empty)
-        is_cursor = row == self.cursor
-        return (self._before(row), is_cursor, self._cells_of(row), self._all_columns)
+        return (self._before(row), self._is_at(row), self._cells_of(row), self._all_columns)
 
     def _cells_of(self, row: int) -> Cells:
-        place = (row, row == self.cursor)
+        place = (row, self._is_at(row))
         if place not in self._cells:
             self._cells[place] = tuple(tuple(cell) for cell in self._draw(row))
         return self._cells[place]
@@ -205,7 +216,7 @@ class Table(Painted, can_focus=True):
         row = y - 1 + self._above
         if row >= len(self._keys):
             return segments([(f"   {self._empty}", "muted")] if not self._keys and y == 2 else (), width, inks)
-        inks = inks.on("cursor_ground") if row == self.cursor else inks
+        inks = inks.on("cursor_ground") if self._is_at(row) else inks
         cells, pieces = self._cells_of(row), [(self._before(row), inks["accent"])]
         room = width - 1
         for column, number in zip(columns, kept, strict=True):
@@ -218,7 +229,7 @@ class Table(Painted, can_focus=True):
     def _before(self, row: int) -> str:
         """The sign before a row: its mark, its letter, the cursor; a mark or a letter under the cursor is another than beside it."""
         key = self._keys[row]
-        is_here = row == self.cursor and self.has_focus
+        is_here = self._is_at(row) and self.has_focus
         if key in self.marks:
             return "◉" if is_here else "●"
         if key == self._signed[0]:

@@ -23,6 +23,7 @@ from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import LIVE, OOM
 from tui.app import Draftyard
 from tui.faults import trouble
+from tui.following import Following
 from tui.keys import binding_names
 from tui.opening import run
 from tui.plain import screen_text
@@ -58,7 +59,7 @@ async def test_a_follower_that_cannot_start_is_said_once_and_to_who_asks(
 
     said: list[str] = []
     now_s = [NOW_S]
-    monkeypatch.setitem(Draftyard._keep_followed.__globals__, "start_follower", refuse)
+    monkeypatch.setitem(Following.keep.__globals__, "start_follower", refuse)
     places = find_places(yard_copy.parent, {"HOME": str(yard_copy.parent)}, db=yard_copy)
     app = open_app(yard_copy, places=places)
     async with opened(app) as pilot:
@@ -68,7 +69,7 @@ async def test_a_follower_that_cannot_start_is_said_once_and_to_who_asks(
         assert app.shown is not None
         for _ in range(3):
             now_s[0] += 11.0
-            app._keep_followed(app.shown)
+            app._following.keep(app.shown)
             await app.workers.wait_for_complete()
 
         assert len(said) == 1

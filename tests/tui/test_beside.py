@@ -147,7 +147,7 @@ def test_quitting_waits_for_no_thread_that_asks_a_host(
 
     async def look(pilot: Pilot[Any]) -> None:
         await app.settle(pilot)
-        await pilot.press("4")
+        await pilot.press("2", "4")
         await shown(app, pilot, "looks at the host; nothing is started")
         await pilot.press("enter")
         assert await asyncio.to_thread(begun.wait, SHOWN_S)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.tui.golden import opened, press
 from tui.app import Draftyard
+from tui.plain import screen_text
 from tui.runs import SORTS, RunsScreen
 from tui.snapshot import Room
 from tui.table import Table
@@ -89,3 +90,17 @@ async def test_rows_that_change_places_leave_the_cursor_on_its_run_and_in_sight(
         assert table.cursor_key == chosen
         assert table.cursor == 52
         assert table.scroll_offset.y <= table.cursor < table.scroll_offset.y + table.size.height - 1
+
+
+async def test_the_order_is_told_by_what_it_puts_first(open_app: Open) -> None:
+    """`loss first` said neither which loss, nor that live runs no longer stand on top."""
+    app = open_app()
+    async with opened(app, size=(120, 30)) as pilot:
+        told = []
+        for _ in SORTS:
+            await press(app, pilot, "s")
+            told.append(screen_text(app).splitlines()[0])
+
+    words = ("worst off first", "lowest loss first", "fastest first", "by recipe", "by host")
+    assert all(word in line for word, line in zip(words, told, strict=False))
+    assert not any(word in told[-1] for word in ("first", "by "))

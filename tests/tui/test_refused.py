@@ -1,7 +1,7 @@
 """A launch that was refused has not died: it is told whole, and nothing that died stands behind it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,10 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import FailureRow, State
 from tests.tui.golden import opened, press, shown
 from tests.tui.world import NOW_S, Writer, Yard, steps
+from tests.tui.yard import DAY_S
 from tui.app import Draftyard
-from tui.runs_rows import never_started, state_text, trouble, trouble_cells
+from tui.runs import MOST_REFUSED, RunsScreen, died_last
+from tui.runs_rows import never_started, reach_text, state_text, trouble, trouble_cells
 from tui.snapshot import Ask, Room, RunNumbers
 
 pytestmark = pytest.mark.slow  # a whole app a test
@@ -69,6 +71,75 @@ async def test_why_the_last_one_died_is_asked_of_one_that_ran(
         await shown(app, pilot, DEAD, "do not fit 4,096")
 
 
+@pytest.fixture
+def dying(tmp_path: Path) -> Iterator[Yard]:
+    """Two that died in another order than they were born."""
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        for run_id, born_s, died_s in (("long2345", 14 * DAY_S, 60.0), ("shrt2345", 3 * DAY_S, 2.9 * DAY_S)):
+            yard.run(run_id, f"a/{run_id}", ago_s=born_s)
+            Writer(yard.store, run_id).tell(steps(0, 40, 10, begin_s=NOW_S - born_s + 5, step_s=0.1, seed=1))
+            yard.state(run_id, State.FAILED, reason="exit:1", evidence=f"the end of {run_id}", ago_s=died_s)
+        yield yard
+
+
+async def test_the_last_one_that_died_is_the_one_that_ended_last(
+    dying: Yard, open_app: Callable[..., Draftyard]
+) -> None:
+    """Not the one that was launched last, which has been dead for days."""
+    app = open_app(dying.path)
+    async with opened(app, "exclamation_mark") as pilot:
+        await shown(app, pilot, "F a/long2345")
+
+
+async def test_a_lost_run_has_died(dying: Yard, open_app: Callable[..., Draftyard]) -> None:
+    Writer(dying.store, dying.run("lost2345", "a/lost", ago_s=40 * DAY_S)).tell(
+        steps(0, 40, 10, begin_s=NOW_S - 40 * DAY_S + 5, step_s=0.1, seed=1)
+    )
+    dying.state("lost2345", State.LOST, reason="reboot", evidence="another boot id", ago_s=30)
+    app = open_app(dying.path)
+    async with opened(app, "exclamation_mark") as pilot:
+        await shown(app, pilot, "L a/lost")
+
+
+async def test_the_last_one_that_died_may_stand_beyond_the_list_or_outside_its_filter(
+    dying: Yard, open_app: Callable[..., Draftyard]
+) -> None:
+    for number in range(12):
+        run_id = f"fill{number:04d}"
+        dying.run(run_id, "b/fine", ago_s=DAY_S - number)
+        dying.state(run_id, State.SUCCEEDED, ago_s=DAY_S / 2)
+    app = open_app(dying.path)
+    async with opened(app) as pilot:
+        runs = app.screen
+        assert isinstance(runs, RunsScreen)
+        runs._limit = 5
+        await press(app, pilot, "slash", *"recipe:b", "enter")
+        assert {run.recipe for run in runs._rows} == {"b"}
+        await press(app, pilot, "exclamation_mark")
+        await shown(app, pilot, "F a/long2345")
+
+
+def test_a_run_is_found_behind_any_number_of_refused_launches(dying: Yard) -> None:
+    for number in range(MOST_REFUSED + 2):
+        dying.run(f"refu{number:04d}", "b/refused", ago_s=50.0)
+        dying.state(f"refu{number:04d}", State.FAILED, evidence=WHY, ago_s=40.0 - number)
+    with Reader(dying.path) as reader:
+        found = died_last(reader, "train")
+
+    assert found is not None
+    assert found.id == "long2345"
+
+
+async def test_where_nothing_has_died_that_is_said(tmp_path: Path, open_app: Callable[..., Draftyard]) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        yard.run(LIVE, "mine/fast")
+    app = open_app(yard.path)
+    async with opened(app, "exclamation_mark") as pilot:
+        await shown(app, pilot, "No run has failed or was lost.")
+
+
 async def test_a_refusal_is_told_whole(refused: Path, open_app: Callable[..., Draftyard]) -> None:
     app = open_app(refused, run=REFUSED)
     async with opened(app) as pilot:
@@ -106,7 +177,9 @@ def test_unreachable_is_one_word(refused: Path) -> None:
     with Reader(refused) as reader:
         live, dead = reader.run(LIVE), reader.run(DEAD)
 
-    assert state_text(dataclasses.replace(live, unreachable_since_s=NOW_S)) == "unreachable"
+    cut_off = dataclasses.replace(live, unreachable_since_s=NOW_S)
+    assert (state_text(cut_off), reach_text(cut_off)) == ("running", "unreachable")
+    assert reach_text(live) == reach_text(dataclasses.replace(dead, unreachable_since_s=NOW_S)) == ""
     assert state_text(dataclasses.replace(dead, reason="unreachable")) == "unreachable"
 
 

@@ -1,6 +1,7 @@
 """The rows of the list: enough at 80 columns to tell runs apart, nothing said that is not so."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,14 +11,14 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow, State
 from tests.tui.golden import opened
 from tests.tui.world import NOW_S, Writer, Yard, steps
-from tests.tui.yard import DONE, LIVE, STOPPED
+from tests.tui.yard import DONE, LIVE, STOPPED, UNREACHABLE
 from tui.app import Draftyard
 from tui.detail import read_detail
 from tui.frame import LEAST_WIDTH
 from tui.overview import state_lines
 from tui.pieces import text_of
 from tui.plain import screen_text
-from tui.runs_rows import COLUMNS, run_cells, trouble_columns
+from tui.runs_rows import COLUMNS, NEEDED, loss_text, run_cells, trouble_columns
 from tui.snapshot import Ask, CurvesAsk, Room, RunNumbers
 from tui.table import Column
 from tui.wording import short_value
@@ -38,16 +39,22 @@ def row_of(path: Path, run_id: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "missing"), [(113, set()), (112, {"tok/s"})])
+@pytest.mark.parametrize(
+    ("width", "missing"),
+    [(125, set()), (124, {"unreachable"}), (113, {"unreachable"}), (112, {"unreachable", "tok/s"})],
+)
 async def test_every_column_stands_from_113_cells_on(
     width: int, missing: set[str], open_app: Callable[..., Draftyard]
 ) -> None:
-    """As docs/screens.md says; the speed is the first to leave."""
+    """As docs/screens.md says; the word beside a state that `R?` says too is the first to leave, then the speed."""
     app = open_app()
     async with opened(app, size=(width, 24)):
         header = next(line for line in screen_text(app).splitlines() if "ends in" in line)
+        cut_off = next(line for line in screen_text(app).splitlines() if "R? " in line)
 
-    assert {column.title for column in COLUMNS if column.title not in header} == missing
+    titles = {column.title for column in NEEDED if column.title not in header}
+    assert titles | ({"unreachable"} - set(cut_off.split())) == missing
+    assert "running" in cut_off
 
 
 @pytest.mark.slow
@@ -57,7 +64,8 @@ async def test_two_runs_of_a_branch_differ_at_eighty_columns(open_app: Callable[
         lines = screen_text(app).splitlines()
 
     first, second = (line for line in lines if " qwen27b/v6" in line or "▌R? qwen27b/v6" in line)
-    assert "b4tw9rne unreachable" in first
+    assert "▌R? " in first
+    assert "b4tw9rne running" in first
     assert "m8yb2hqc succeeded" in second
     assert "2.237" in first
     assert "1.901" in second
@@ -79,6 +87,40 @@ def test_a_failed_run_says_why_in_ten_cells(filled_yard: Path, reason: str | Non
         run = dataclasses.replace(reader.run(STOPPED), state=State.FAILED, reason=reason)
 
     assert cells_of(run, RunNumbers())["state"] == words
+
+
+def test_what_was_seen_before_the_host_went_silent_is_drawn_as_old(filled_yard: Path) -> None:
+    """An hour later the end has not moved away by an hour, and a full card is no alarm any more."""
+    room = Room(filled_yard)
+    snapshot = room.read(Ask(), NOW_S)
+    room.close()
+    assert snapshot is not None
+    run, numbers = next(run for run in snapshot.runs if run.id == UNREACHABLE), snapshot.numbers[UNREACHABLE]
+    gpu = dataclasses.replace(numbers.gpus[0], used_bytes=numbers.gpus[0].total_bytes)
+    numbers = dataclasses.replace(numbers, gpus=(gpu,), eta_s=7200.0)
+    run = dataclasses.replace(run, last_event_s=NOW_S)
+    ends = {}
+    for late_s in (0.0, 3600.0, 7200.0):
+        cells = dict(zip([column.title for column in COLUMNS], run_cells(run, numbers, NOW_S + late_s, ascii_only=False), strict=True))  # fmt: skip
+        ends[late_s] = cells["ends in"]
+        inks = {meaning for title in ("ends in", "tok/s", "memory", "loss", "curve") for _, meaning in cells[title]}
+
+    assert ends == {0.0: [("2h00m", "faint")], 3600.0: [("1h00m", "faint")], 7200.0: [("–", "faint")]}
+    assert inks == {"faint", "muted", "line"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [(1.57, "1.570"), (2.915, "2.915"), (12.3456, "12.346"), (0.0, "0.000"), (-0.25, "-0.250"), (123.456, "123.456")],
+)
+def test_the_points_of_a_column_of_losses_stand_below_each_other(loss: float, told: str) -> None:
+    assert loss_text(loss) == told
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 1e-5, 1e6, 1e30, -99999.9, 999.9999])
+def test_a_loss_that_three_decimals_do_not_tell_is_told_all_the_same(loss: float) -> None:
+    assert loss_text(loss) == short_value(loss, 7)
+    assert len(loss_text(loss)) <= 7
 
 
 def test_the_list_says_what_a_drafter_is_worth(filled_yard: Path) -> None:

@@ -116,3 +116,21 @@ async def test_a_click_chooses_and_a_double_click_opens() -> None:
         await pilot.pause()
 
         assert app.table.cursor_key == "3"
+
+
+@pytest.mark.parametrize(("key", "row"), [("j", 0), ("k", 0), ("pagedown", 0), ("g", 0), ("G", 49)])
+async def test_no_row_is_chosen_until_a_key_chooses_one(key: str, row: int) -> None:
+    """Neither do new rows choose one."""
+    app = Bench()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.fill(500)
+        await pilot.press("j", "j")
+        app.table.go_nowhere()
+        app.fill(50)
+        await pilot.pause()
+        before = (app.table.cursor_key, "▌" in screen_text(app))
+        await pilot.press(key)
+
+        assert before == (None, False)
+        assert app.table.cursor_key == str(row)
+        assert f"▌row {row} " in screen_text(app)
