@@ -89,7 +89,7 @@ def _moment_of_steps(detail: RunDetail, now_s: float) -> tuple[str, bool]:
         return "mean of its last reports", False
     if is_present(run, run.last_event_s, now_s):
         return "mean of newest reports", True
-    return last_seen(run.last_event_s, now_s), False
+    return last_seen(run.last_event_s, now_s) if run.last_event_s is not None else "of an earlier attempt", False
 
 
 def cause_lines(detail: RunDetail, width: int) -> list[Line]:

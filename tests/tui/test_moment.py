@@ -106,6 +106,15 @@ def test_the_speed_of_an_ended_run_is_that_of_its_last_reports(ended: RunDetail)
     assert not inks(lines, "block  ") & LOUD
 
 
+def test_the_speed_of_a_new_attempt_that_has_said_nothing_is_that_of_an_earlier_one(ended: RunDetail) -> None:
+    run = dataclasses.replace(ended.run, state=State.PENDING, attempt=2, ended_s=None, last_event_s=None)
+
+    lines = PAGES["overview"](dataclasses.replace(ended, run=run), NOW_S)
+
+    assert "of an earlier attempt" in text_of(lines)
+    assert not inks(lines, "block  ") & LOUD
+
+
 def test_a_card_that_is_sampled_is_told_as_it_is(filled_yard: Path) -> None:
     lines = PAGES["memory"](detail_of(filled_yard, LIVE), NOW_S)
 
