@@ -26,7 +26,7 @@ SHOWN: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "hosts": (("pve-a", "GPU 5", "84.3 of 95.0 GiB"), lambda body: "pve-a" in {host["name"] for host in body["hosts"]}),
     "smoke": (("fwd_bwd", "qwen27b/ddtree"), lambda body: "multi_doc" in {rung["rung"] for rung in body["evidence"]}),
     "launch": (("smollm2/", "overrides", "local"), lambda body: body["wish"]["recipe"] in {offer["recipe"] for offer in body["offers"]}),
-    "overview": (("R running", "bottleneck", "ends in"), lambda body: body["detail"]["run"]["step"] == 130_000),
+    "overview": (("R running", "bottleneck", "would have ended"), lambda body: body["detail"]["run"]["step"] == 130_000),
     "curves": (("grad_norm", "step_s"), lambda body: "loss" in {row["name"] for row in body["detail"]["series"]}),
     "memory": (("backward", "GPU 5", "83.9"), lambda body: body["detail"]["peaks"][0]["gpu"] == 5),
     "log": (("NCCL ring of 3 is up", "following"), lambda body: "converted 851 tensors" in [line["text"] for line in body["log"]["lines"]]),
