@@ -147,8 +147,12 @@ def steps(
     seed: int,
     floor: float = 1.4,
     slower_s: float = 0.0,
+    tokens: tuple[int, int] = (32_768, 8000),
 ) -> list[tuple[str, float, Mapping[str, Any]]]:
-    """Metrics events of a run that learns: loss falls as a power of the step, the rest follows. `slower_s`: of each forward."""
+    """Metrics events of a run that learns: loss falls as a power of the step, the rest follows.
+
+    `slower_s`: of each forward. `tokens` of a step: of blocks, of context.
+    """
     noise = random.Random(seed)
     told = []
     for step in range(first, last + 1, every):
@@ -166,8 +170,8 @@ def steps(
             "forward_s": worked_s * 0.29 + slower_s,
             "backward_s": worked_s * 0.52,
             "optimizer_s": worked_s * 0.11,
-            "block_tokens_per_s": 32_768 / took_s,
-            "context_tokens_per_s": 8000 / took_s,
+            "block_tokens_per_s": tokens[0] / took_s,
+            "context_tokens_per_s": tokens[1] / took_s,
             "queue_depth": 20.0,
             "queue_capacity": 20.0,
         }

@@ -27,12 +27,16 @@ SILENT_S = 1500.0  # since pve-b was heard of
 
 # How the others differ from `SPEC`, which is that of the live run: section -> field -> value.
 V6 = {"drafter": {"block_size": 16}, "data": {"max_anchors": 512}, "loss": {"gamma": 7.0, "terms": {"ce": 1.0}}}
+WIDE_V6 = {**V6, "data": {"max_anchors": 2048}}
+SMALL = {**V6, "data": {"max_anchors": 32, "row_tokens": 512}}
 NARROW = {"drafter": {"block_size": 24}}
-LONG_ROWS = {"data": {"row_tokens": 32_000, "anchors_per": "document"}, "loss": {"terms": {"ce": 1.0}}}
+LONG_ROWS = {"data": {"row_tokens": 32_000, "max_anchors": 1024}, "loss": {"terms": {"ce": 1.0}}}
 
 
 def fill(path: Path) -> None:
-    (path.parent / "hosts.yaml").write_text("hosts:\n  pve-a: {address: pve-a}\n  pve-b: {address: pve-b}\n")
+    settings = path.parent / ".config" / "draftyard"  # of whoever has this folder as home
+    settings.mkdir(parents=True)
+    (settings / "hosts.yaml").write_text("hosts:\n  pve-a: {address: pve-a}\n  pve-b: {address: pve-b}\n")
     yard = Yard(path)
     with yard.store:
         _finished(yard)
@@ -100,6 +104,7 @@ def _live(yard: Yard) -> None:
 
 
 def _live_log() -> str:
+    """The newest lines of its training, by the numbers it reported."""
     ring = "".join(f"[rank{rank}]: NCCL ring of 3 is up\n" for rank in range(3))
     lines = [
         "loading qwen27b",
@@ -107,13 +112,13 @@ def _live_log() -> str:
         *ring.splitlines(),
         "27.68 GiB of weights, masters and moments",
     ]
-    for event in steps(128_500, 130_000, 100, begin_s=0.0, step_s=1.26, seed=9, slower_s=0.12):
+    for event in steps(126_100, 130_000, 100, begin_s=0.0, step_s=1.26, seed=9, slower_s=0.12):
         step, values = event[2]["step"], event[2]["values"]
         lines.append(
             f"step {step}/240000  loss {values['loss']:.4f}  accuracy {values['accuracy']:.3f}  streak {values['streak']:.3f}  "
             f"grad norm {values['grad_norm']:.3g}  lr {values['lr']:.2e}  {values['step_s']:.3f} s"
         )
-        if step in (129_000, 129_500):
+        if step in (128_000, 129_000, 129_500):
             lines.append(f"[rank0]: checkpoint of step {step}: checkpoints/step-{step:08}")
         if step == 129_600:
             lines.append("[rank2]: NCCL WARN a link of GPU 7 answered late; the ring is made again")
@@ -127,7 +132,7 @@ def _unreachable(yard: Yard) -> None:
         forced_reason="comments alone have changed since fwd and fwd_bwd", why="the baseline that ddtree is measured against",
         documents={
             Document.LAUNCH: json.dumps({"gpus": ["0"]}),
-            **spec_of("qwen27b/v6", 60_000, V6, "the baseline that ddtree is measured against"),
+            **spec_of("qwen27b/v6", 60_000, WIDE_V6, "the baseline that ddtree is measured against"),
         },
     )  # fmt: skip
     begin_s = NOW_S - SILENT_S - 8 - 25_000 * 1.2
@@ -185,11 +190,11 @@ def _row_of(run: str, found: Failure, place: int, *, attempt: int = 1) -> Failur
 def _finished(yard: Yard) -> None:
     run = yard.run(
         DONE, "smollm2/demo", host="local", ago_s=4 * DAY_S, num_steps=400, tags=("demo",), why="the tour of the README",
-        documents=spec_of("smollm2/demo", 400, V6, "the tour of the README"),
+        documents=spec_of("smollm2/demo", 400, SMALL, "the tour of the README"),
     )  # fmt: skip
     begin_s = NOW_S - 4 * DAY_S + 30
     rank0 = Writer(yard.store, run)
-    tell(yard, rank0, steps(0, 400, 1, begin_s=begin_s, step_s=0.3, seed=4, floor=0.8))
+    tell(yard, rank0, steps(0, 400, 1, begin_s=begin_s, step_s=0.3, seed=4, floor=0.8, tokens=(512, 512)))
     saved = {"step": 400, "path": "checkpoints/step-00000400", "size_bytes": 41_000_000, "is_best": True}
     tell(yard, rank0, [("checkpoint", begin_s + 125, saved)])
     _evaluated(yard, rank0, begin_s + 190)
@@ -245,7 +250,9 @@ def _resumed(yard: Yard) -> None:
     )  # fmt: skip
     begin_s = NOW_S - 29.9 * HOUR_S
     sampled(yard, run, {1: 58.4}, from_ago_s=29.95 * HOUR_S, until_ago_s=NOW_S - begin_s - 12_000)
-    tell(yard, Writer(yard.store, run), steps(0, 3000, 10, begin_s=begin_s, step_s=4.0, seed=6))
+    tell(
+        yard, Writer(yard.store, run), steps(0, 3000, 10, begin_s=begin_s, step_s=4.0, seed=6, tokens=(32_768, 32_000))
+    )
     yard.log(run, "".join(f"step {step}/8000  loss 2.7\n" for step in range(2960, 3001, 10)))
     yard.log(run, "UserWarning: row 48211 took 31 s to read: the disk answers slowly\n", stream="stderr")
     down_s = NOW_S - begin_s - 12_000 - 60
@@ -253,8 +260,12 @@ def _resumed(yard: Yard) -> None:
     with yard.at(NOW_S - down_s + 240):
         yard.store.new_attempt(run)
     again_s = NOW_S - down_s + 540
-    tell(yard, Writer(yard.store, run, attempt=2), steps(2950, 8000, 10, begin_s=again_s, step_s=4.0, seed=7))
-    resumed = "resumed after step 2950 from checkpoints/step-00002950\nstep 8000/8000  loss 2.3\n"
+    tell(
+        yard,
+        Writer(yard.store, run, attempt=2),
+        steps(2950, 8000, 10, begin_s=again_s, step_s=4.0, seed=7, tokens=(32_768, 32_000)),
+    )
+    resumed = "resumed after step 2949 from checkpoints/step-00002949\nstep 8000/8000  loss 2.3\n"
     yard.log(run, resumed, attempt=2)
     yard.state(run, State.SUCCEEDED, ago_s=NOW_S - again_s - 5050 * 4.0 - 90, evidence=SUCCEEDED)
 
@@ -276,16 +287,19 @@ def _older(yard: Yard) -> None:
     for number, (run_id, name, host, days, state, reason, step_s, evidence) in enumerate(told):
         num_steps = 400 if host == "local" else 20_000
         last = num_steps if state is State.SUCCEEDED else num_steps // (3 + number)
-        changes = LONG_ROWS if name.startswith("qwen3-8b") else {} if name.endswith("ddtree") else V6
+        changes = {} if name.endswith("ddtree") else SMALL if host == "local" else V6
         documents = spec_of(name, num_steps, changes, "an ablation")
         run = yard.run(run_id, name, host=host, ago_s=days * DAY_S / 6, num_steps=num_steps, documents=documents)
         begin_s = NOW_S - days * DAY_S / 6 + 60
         every = max(1, num_steps // 200)
-        floor = 0.9 + number / 9
+        floor, tokens = (
+            0.9 + number / 9,
+            (512, 512) if host == "local" else (32_768 if name.endswith("ddtree") else 8192, 8000),
+        )
         tell(
             yard,
             Writer(yard.store, run),
-            steps(0, last, every, begin_s=begin_s, step_s=step_s, seed=20 + number, floor=floor),
+            steps(0, last, every, begin_s=begin_s, step_s=step_s, seed=20 + number, floor=floor, tokens=tokens),
         )
         yard.state(run, state, ago_s=days * DAY_S / 6 - 90 - last * step_s, reason=reason, evidence=evidence)
 
@@ -295,6 +309,7 @@ def _smoke(yard: Yard) -> None:
     _climb(yard, "s3kd8vnq", "qwen27b/ddtree", whole, ago_s=2.1 * DAY_S, fingerprint="9c1fd20a7be34518")
     _climb(yard, "s4we2rtk", "qwen27b/v6", whole[:2], ago_s=12 * HOUR_S, fingerprint="27aa03be9d1c4f60")
     _climb(yard, "s5mz7qpd", "qwen27b/v6", whole[2:], ago_s=9.5 * HOUR_S, fingerprint="a0514c77e2b98d31")
+    _climb(yard, "s2hb6wmc", "qwen3.6-27b/ddtree", whole, ago_s=3.1 * DAY_S, fingerprint="5d0c61f7be92a834")
     small = [(rung, 2.1) for rung, _ in whole]
     _climb(
         yard, "s6ny4hbx", "smollm2/ce_kl_cap", small[:2], ago_s=5 * DAY_S, fingerprint="e1b7720c5f3a9d42", failed="leak"
