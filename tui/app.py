@@ -218,6 +218,7 @@ class Draftyard(App[None]):
             if snapshot is not None and (reads := screen.reads_beside()) is not None:
                 await self.reading.do(reads)
         except TROUBLE as error:
+            self._must_forget = True  # what has been read already was shown to nobody
             self._failing_since_s = self._failing_since_s or now_s
             self._tell_trouble(trouble(error, now_s - self._failing_since_s))
             self._answered()

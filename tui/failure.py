@@ -100,6 +100,8 @@ def _kind(kind: str) -> str:
 def _nothing_failed(run: RunRow) -> str:
     if run.state is State.FAILED:
         return "It failed; nothing is known of the cause."
+    if run.state is State.LOST:
+        return "It was lost; it told nothing of its end."
     return "Nothing failed." if run.state.is_final else f"Nothing has failed; the run is {state_word(run.state)}."
 
 

@@ -84,6 +84,8 @@ class LaunchScreen(HomeScreen):
         self._table.focus()
         if self.app.places is None:
             self._draw()
+        elif not self.is_current:
+            self._read()  # made before anybody asks for it: what takes long the first time is done by then
 
     def on_screen_resume(self, event: events.ScreenResume) -> None:
         self._read()
@@ -289,6 +291,8 @@ class LaunchScreen(HomeScreen):
         name = f"{self._run.recipe}/{self._run.branch}" if self._run is not None and self._why_none else ""
 
         def lines(width: int, _height: int) -> list[Line]:
+            if self._is_turning:
+                return [[("Reading the recipes.", "muted")]]
             if offer is None:
                 return nothing_lines(name, self._why_none, width)
             return choice_lines(wish, offer, (self._plan, told), width, ascii_only=self.app.ascii_only)

@@ -232,7 +232,7 @@ async def test_the_gpus_that_are_typed_reach_the_order(
 
     monkeypatch.setattr(ordering.actions("jobs"), "rehearse", rehearse)
     app = open_app(places=with_host)
-    async with opened(app, "4", size=(100, 30)) as pilot:
+    async with opened(app, "2", "4", size=(100, 30)) as pilot:
         await shown(app, pilot, "looks at the host")
         app.screen.query_one("#host", Input).value = "pve-a"
         app.screen.query_one("#gpus", Input).value = "99"

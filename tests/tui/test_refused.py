@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import StoreError
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import FailureRow, State
 from tests.tui.golden import opened, press, shown
 from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import DAY_S
+from tui import runs
 from tui.app import Draftyard
+from tui.plain import screen_text
 from tui.runs import MOST_REFUSED, RunsScreen, died_last
 from tui.runs_rows import never_started, reach_text, state_text, trouble, trouble_cells
 from tui.snapshot import Ask, Room, RunNumbers
@@ -99,7 +102,9 @@ async def test_a_lost_run_has_died(dying: Yard, open_app: Callable[..., Draftyar
     dying.state("lost2345", State.LOST, reason="reboot", evidence="another boot id", ago_s=30)
     app = open_app(dying.path)
     async with opened(app, "exclamation_mark") as pilot:
-        await shown(app, pilot, "L a/lost")
+        text = await shown(app, pilot, "L a/lost", "It was lost", "another boot id")
+
+    assert "Nothing failed" not in text
 
 
 async def test_the_last_one_that_died_may_stand_beyond_the_list_or_outside_its_filter(
@@ -111,13 +116,36 @@ async def test_the_last_one_that_died_may_stand_beyond_the_list_or_outside_its_f
         dying.state(run_id, State.SUCCEEDED, ago_s=DAY_S / 2)
     app = open_app(dying.path)
     async with opened(app) as pilot:
-        runs = app.screen
-        assert isinstance(runs, RunsScreen)
-        runs._limit = 5
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        screen._limit = 5
         await press(app, pilot, "slash", *"recipe:b", "enter")
-        assert {run.recipe for run in runs._rows} == {"b"}
+        assert {run.recipe for run in screen._rows} == {"b"}
         await press(app, pilot, "exclamation_mark")
         await shown(app, pilot, "F a/long2345")
+
+
+async def test_what_was_read_before_a_fault_is_shown_after_it(
+    dying: Yard, open_app: Callable[..., Draftyard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list was read, who died last was not: the next look shows both, though nothing was written meanwhile."""
+    found = died_last
+
+    def refuse(*_: object) -> None:
+        raise StoreError("runs.db is busy")
+
+    app = open_app(dying.path)
+    async with opened(app) as pilot:
+        monkeypatch.setattr(runs, "died_last", refuse)
+        dying.run("news2345", "a/news", ago_s=1.0)
+        app.tick()
+        await shown(app, pilot, "runs.db is busy")
+        monkeypatch.setattr(runs, "died_last", found)
+        app.tick()
+        await app.settle(pilot)
+        after = screen_text(app)
+
+    assert "a/news" in after
 
 
 def test_a_run_is_found_behind_any_number_of_refused_launches(dying: Yard) -> None:
