@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -69,7 +69,8 @@ class Expectation:
         return gradient_SH.addcmul_(self.rest_SH, scale_S[:, None], value=-1.0)
 
 
-Teacher = Tensor | Expectation  # the target's last hidden states (S, H), normed exactly once, or what was made of them
+# The target's last hidden states (S, H), normed exactly once, or what was made of them.
+Teacher: TypeAlias = Tensor | Expectation
 
 
 @torch.no_grad()
