@@ -42,7 +42,7 @@ class LogPane(Rows):
     LogPane #search.open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f", "follow", "follow", id="log.follow"),
+        Binding("f", "follow_end", "follow", id="log.follow"),
         Binding("slash", "search", "search", key_display="/", id="log.search"),
         Binding("n", "again(1)", "Next match", show=False, id="log.next"),
         Binding("N", "again(-1)", "Previous match", show=False, id="log.previous"),
@@ -124,7 +124,7 @@ class LogPane(Rows):
 
     # ------------------------------------------------------------- actions
 
-    def action_follow(self) -> None:
+    def action_follow_end(self) -> None:
         self.body.follow(not self.body.is_following)
         self._ask()
 

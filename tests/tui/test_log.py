@@ -230,3 +230,15 @@ async def test_ranks_that_say_the_same_are_one_line(yard: Yard, open_app: Open) 
 
         assert "×8 [rank0]: warming up" in grouped
         assert "[rank7]: warming up" in screen_text(app)
+
+
+async def test_a_screen_that_only_looks_follows_a_log_all_the_same(yard: Yard, open_app: Open) -> None:
+    """The follower's key starts something, that of the log does not: their actions had one name."""
+    yard.log("logs2345", "".join(f"line {number}\n" for number in range(100)))
+    app = open_app(yard.path, readonly=True)
+    async with opened(app, "l", "pageup") as pilot:
+        held = screen_text(app)
+        await press(app, pilot, "f")
+        await shown(app, pilot, "line 99", "following")
+
+    assert "f follow" in held.splitlines()[-1]
