@@ -85,7 +85,8 @@ def _would_fit(answers: Answers, width: int) -> list[Line]:
         return []
     title, *changes = fit_lines(answers.fits, width, short_bytes=answers.short_bytes)
     lines: list[Line] = [BLANK, title]
-    if answers.short_bytes:
+    # Where its stage is named above, that has said so: a low screen has no line to spare for the changes that fit.
+    if answers.short_bytes and answers.exceeded is None:
         told = f"It needed {gib(answers.short_bytes)} more than the plan said; what is offered leaves that free."
         lines += wrapped(told, width, "warn")
     return [*lines, *changes]

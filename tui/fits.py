@@ -20,10 +20,9 @@ def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0) -> list[Line]:
     capacity = plan.body.get("capacity_bytes")
     is_short = plan.body.get("verdict") == "does not fit"
     title = "What would fit" if is_short else "What would make room"
-    room = "planned"
-    if capacity:
-        whole = f"{gib(capacity + short_bytes)} less {gib(short_bytes)}" if short_bytes else gib(capacity)
-        room = f"planned, in {whole}"
+    room = f"planned, in {gib(capacity)}" if capacity else "planned"
+    if capacity and short_bytes:
+        room = f"planned, {gib(short_bytes)} kept free"
     lines: list[Line] = [heading(title, width, room)]
     if plan.largest:
         lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])

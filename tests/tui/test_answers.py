@@ -325,7 +325,7 @@ def test_the_part_of_the_plan_that_was_exceeded_is_said_as_show_says_it(
     assert sentence.format(*on_screen, part=over.component) in text
     assert f"exceeded: {sentence.format(*printed, part=over.component)}" in shown
     assert text.index("was planned with") < text.index("What would")
-    assert f"planned, in 95.0 GiB less {gib(detail.answers.short_bytes)}" in text
+    assert f"planned, {gib(detail.answers.short_bytes)} kept free" in text
 
 
 def test_a_run_that_did_not_run_out_of_memory_is_not_planned_again(places: Places) -> None:
