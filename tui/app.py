@@ -215,7 +215,7 @@ class Draftyard(App[None]):
         self._must_forget = False
         try:
             snapshot = await self.reading.read(ask, now_s, ahead, anew=is_stale)
-            if snapshot is not None and (reads := screen.reads_beside()) is not None:
+            if snapshot is not None and (reads := screen.reads_beside(snapshot)) is not None:
                 await self.reading.do(reads)
         except TROUBLE as error:
             self._must_forget = True  # what has been read already was shown to nobody

@@ -70,7 +70,7 @@ class YardScreen(Screen[None], Bare):
         """What the reading thread does with a snapshot before this screen gets it: draws the charts of it, which are then known."""
         return lambda _: None
 
-    def reads_beside(self) -> Callable[[Room], object] | None:
+    def reads_beside(self, snapshot: Snapshot) -> Callable[[Room], object] | None:
         """What the reading thread does after a new snapshot and before it is shown: of what no snapshot holds."""
         return None
 

@@ -12,16 +12,16 @@ from textual.widgets import Input
 
 from orchestrator.errors import DraftyardError
 from orchestrator.store.filter import compile_filter
-from orchestrator.store.reads import Reader
-from orchestrator.store.rows import RunRow, State
+from orchestrator.store.rows import RunRow
 from orchestrator.units import counted
 from tui.compare import MOST_RUNS, CompareScreen
+from tui.died import LastDeath
 from tui.field import Field
 from tui.home import HomeScreen
 from tui.painted import Columns
 from tui.pieces import Line, Piece, wrapped
 from tui.preview import at_most, below_lines, beside_lines
-from tui.runs_rows import COLUMNS, NEEDED, never_started, run_cells, trouble, trouble_cells, trouble_columns
+from tui.runs_rows import COLUMNS, NEEDED, run_cells, trouble, trouble_cells, trouble_columns
 from tui.sheet import Sheet
 from tui.snapshot import LIST_LIMIT, Ask, CurvesAsk, Room, RunNumbers, Snapshot
 from tui.table import Cells, Table, whole_width
@@ -35,8 +35,6 @@ SORTS = (
     ("by recipe", "-recipe"),
     ("by host", "-host"),
 )
-DEAD = f"status:{State.FAILED},{State.LOST}"
-MOST_REFUSED = 20  # launches in a row that were refused, before all that died are read
 NO_RUNS = "No runs yet. Start one: draftyard launch RECIPE --host HOST"
 NARROW = 90  # below it the order is told instead of the number of runs
 LEAST_BESIDE = 48  # cells that a list with all its columns must leave for the run to be shown beside it
@@ -79,7 +77,7 @@ class RunsScreen(HomeScreen):
         self._begins_anew = False  # the cursor goes to the first run of an order or a filter that has not been read yet
         self._limit: int | None = LIST_LIMIT
         self._rows: Sequence[RunRow] = ()
-        self._died_last: RunRow | None = None  # of all there are, listed or not; the reading thread says so
+        self._last_death = LastDeath()
         self._filter_fault = ""
         self._table = Table(COLUMNS, empty=NO_RUNS, id="list")
         self._preview = Sheet(id="preview")
@@ -138,13 +136,11 @@ class RunsScreen(HomeScreen):
             self.app.ask_now()  # now that there is a run under the cursor
         self._tell_cause()
 
-    def reads_beside(self) -> Callable[[Room], object]:
-        kind = self._kind
+    def reads_beside(self, snapshot: Snapshot) -> Callable[[Room], object] | None:
+        return self._last_death.reads(snapshot, self._kind)
 
-        def read(room: Room) -> None:
-            self._died_last = died_last(room.reader, kind)
-
-        return read
+    def reread(self) -> None:
+        self._last_death.forget()
 
     def ahead(self) -> Callable[[Snapshot], object]:
         draw, (width, height) = self._preview_of(), self._preview.scrollable_content_region.size
@@ -244,8 +240,8 @@ class RunsScreen(HomeScreen):
 
     def action_last_failure(self) -> None:
         """Opens the failure of the run that died last, whether it is in the list or not."""
-        if self._died_last is not None:
-            self.app.open_run(self._died_last.id, "failure")
+        if self._last_death.run is not None:
+            self.app.open_run(self._last_death.run.id, "failure")
         else:
             self.app.notify("No run has failed or was lost.", timeout=4)
 
@@ -369,20 +365,6 @@ class RunsScreen(HomeScreen):
         if self.snapshot is not None and self.snapshot.was_replaced:
             return "No runs: the database was replaced or emptied while this screen was open."
         return NO_RUNS
-
-
-def died_last(reader: Reader, kind: str | None) -> RunRow | None:
-    """Of every run of that kind (None: of any) the one that failed or was lost last, by when it ended.
-
-    A launch that was refused has not died: it is that one where nothing has.
-    """
-    found: list[RunRow] = []
-    for limit in (MOST_REFUSED, None):
-        found = reader.runs(DEAD, kind=kind, sort="ended", limit=limit)
-        died = next((run for run in found if not never_started(run)), None)
-        if died is not None or len(found) != limit:
-            return died or next(iter(found), None)
-    return next(iter(found), None)
 
 
 def filter_fault(text: str, now_s: float) -> str:

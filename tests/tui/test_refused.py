@@ -8,14 +8,15 @@ import pytest
 
 from orchestrator.errors import StoreError
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import FailureRow, State
+from orchestrator.store.rows import FailureRow, RunRow, State
 from tests.tui.golden import opened, press, shown
 from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import DAY_S
-from tui import runs
+from tui import died
 from tui.app import Draftyard
+from tui.died import AGAIN_S, MOST_REFUSED, died_last
 from tui.plain import screen_text
-from tui.runs import MOST_REFUSED, RunsScreen, died_last
+from tui.runs import RunsScreen
 from tui.runs_rows import never_started, reach_text, state_text, trouble, trouble_cells
 from tui.snapshot import Ask, Room, RunNumbers
 
@@ -125,6 +126,39 @@ async def test_the_last_one_that_died_may_stand_beyond_the_list_or_outside_its_f
         await shown(app, pilot, "F a/long2345")
 
 
+async def test_who_died_last_is_asked_when_a_run_has_ended_or_the_answer_is_old(
+    dying: Yard, open_app: Callable[..., Draftyard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with every step that is reported: over ten thousand runs it takes as long as the list."""
+    asked, found, now_s = [], died_last, [NOW_S]
+
+    def counted(reader: Reader, kind: str | None) -> RunRow | None:
+        asked.append(kind)
+        return found(reader, kind)
+
+    monkeypatch.setattr(died, "died_last", counted)
+    live = Writer(dying.store, dying.run("live2345", "a/live", ago_s=50.0))
+    numbers = []
+    app = open_app(dying.path)
+    app.clock = lambda: now_s[0]
+    async with opened(app) as pilot:
+        for what in ("opened", "steps", "ended", "later", "asked"):
+            if what == "steps":
+                live.tell(steps(0, 40, 10, begin_s=NOW_S - 1, step_s=0.1, seed=1))
+            elif what == "ended":
+                dying.state("live2345", State.FAILED, reason="exit:1")
+            elif what == "later":
+                now_s[0] += AGAIN_S
+                dying.store.host_unreachable("box", error="no route")  # something was written
+            elif what == "asked":
+                await press(app, pilot, "r")
+            app.tick()
+            await app.settle(pilot)
+            numbers.append(len(asked))
+
+    assert numbers == [1, 1, 2, 3, 4]
+
+
 async def test_what_was_read_before_a_fault_is_shown_after_it(
     dying: Yard, open_app: Callable[..., Draftyard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,11 +170,11 @@ async def test_what_was_read_before_a_fault_is_shown_after_it(
 
     app = open_app(dying.path)
     async with opened(app) as pilot:
-        monkeypatch.setattr(runs, "died_last", refuse)
+        monkeypatch.setattr(died, "died_last", refuse)
         dying.run("news2345", "a/news", ago_s=1.0)
         app.tick()
         await shown(app, pilot, "runs.db is busy")
-        monkeypatch.setattr(runs, "died_last", found)
+        monkeypatch.setattr(died, "died_last", found)
         app.tick()
         await app.settle(pilot)
         after = screen_text(app)
