@@ -20,7 +20,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +106,12 @@ class Answer:
 class Watching:
     """The program on the other side of the terminal."""
 
-    def __init__(self, leader: int, pid: int, costs: Costs, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, leader: int, pid: int, costs: Costs | None = None, *, deadline_s: float = DEADLINE_S, began: float = 0.0
+    ) -> None:
         self._leader, self.pid, self._costs, self._deadline_s = leader, pid, costs, deadline_s
+        self.began = began  # when it was started, as perf_counter has it
+        self._read_at = began  # when its newest bytes came
         self._pressed: set[str] = set()
         self.face = Face()
         self.unanswered: list[str] = []  # keys, in words
@@ -137,24 +141,25 @@ class Watching:
                             continue
                         return
                     yield answer
-                    self._rest(noise.uniform(0.02, 0.12))
+                    self.rest(noise.uniform(0.02, 0.12))
 
     def press(self, key: str) -> Answer:
         """One key, awaited. Raises TimeoutError where it is never answered, OSError where the program has ended."""
-        self._rest(0.0)
+        self.rest(0.0)
         first, then = _ANSWERED_BY[key]
         is_first, stood, leads_to = key not in self._pressed, self.face.chosen(), self._leads_to(key)
         self._pressed.add(key)
-        crowded_s, began = self._crowded_s(), time.perf_counter()
+        crowded_s, began = self.crowded_s(), time.perf_counter()
         os.write(self._leader, _BYTES.get(key, key.encode()))
         text, paint_s = "", 0.0
         while (left := self._deadline_s + began - time.perf_counter()) > 0:
             text += self._read(left)
             if not paint_s and (self.face.chosen() not in (stood, "") if first is None else re.search(first, text)):
                 paint_s = time.perf_counter() - began
-                crowded_s = self._crowded_s() - crowded_s
+                crowded_s = self.crowded_s() - crowded_s
             if paint_s and (then is None or re.search(then, text)):
-                all_s, cost = time.perf_counter() - began, self._costs.between(began, began + paint_s)
+                all_s = time.perf_counter() - began
+                cost = None if self._costs is None else self._costs.between(began, began + paint_s)
                 strayed = f"{key} from {stood} to {self.face.chosen()}, not {leads_to}"
                 is_astray = leads_to not in ("", self.face.chosen())
                 return Answer(key, paint_s, all_s, crowded_s, cost, is_first, strayed if is_astray else "")
@@ -171,6 +176,19 @@ class Watching:
                 return
         raise TimeoutError(f"{pattern!r} did not come; on the screen is:\n{self.face}")
 
+    def painted_run(self) -> float:
+        """When the first bytes came that show a run, as perf_counter has it. Raises TimeoutError, OSError where it has ended."""
+        ends = time.monotonic() + self._deadline_s
+        while time.monotonic() < ends:
+            if any(self.face.runs()):
+                return self._read_at
+            self._read(0.2)
+        raise TimeoutError(f"no run was painted; on the screen is:\n{self.face}")
+
+    def tap(self, key: str) -> None:
+        """Without waiting for an answer. Raises OSError where the program has ended."""
+        os.write(self._leader, _BYTES.get(key, key.encode()))
+
     def _leads_to(self, key: str) -> str:
         """The run that a move leads to, as far as it is in sight; empty words for any other key."""
         row, runs = self.face.cursor(), self.face.runs()
@@ -179,12 +197,12 @@ class Watching:
         beside = row + (1 if key == "j" else -1)
         return runs[beside] if 0 <= beside < len(runs) else ""
 
-    def _crowded_s(self) -> float:
+    def crowded_s(self) -> float:
         """How long the painting thread has waited for a processor so far, as Linux counts it; elsewhere nothing."""
         told = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat")
         return int(told.read_text().split()[1]) / 1e9 if told.exists() else 0.0
 
-    def _rest(self, seconds: float) -> None:
+    def rest(self, seconds: float) -> None:
         """As a hand does between two keys; what is painted meanwhile is read, as a terminal would."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
@@ -196,10 +214,14 @@ class Watching:
         return bool(select.select([self._leader], [], [], wait_s)[0])
 
     def _read(self, wait_s: float) -> str:
-        return self.face.feed(os.read(self._leader, 1 << 16)) if self._is_there(wait_s) else ""
+        if not self._is_there(wait_s):
+            return ""
+        piece = os.read(self._leader, 1 << 16)
+        self._read_at = time.perf_counter()
+        return self.face.feed(piece)
 
 
-_BYTES = {"enter": b"\r", "escape": b"\x1b"}
+_BYTES = {"enter": b"\r", "escape": b"\x1b", "space": b" "}
 _TABS = "1 overview +2 curves"
 # Key -> what its first paint shows (None: the cursor on another run), and what all of its answer does.
 _ANSWERED_BY: dict[str, tuple[str | None, str | None]] = {
@@ -218,23 +240,54 @@ _ANSWERED_BY: dict[str, tuple[str | None, str | None]] = {
 
 @contextmanager
 def watching(db: Path) -> Iterator[Watching]:
-    """The program over this database, its list painted; it is ended on the way out."""
-    descriptor, notes = tempfile.mkstemp(prefix="draftyard-keys-")
-    os.close(descriptor)
+    """The program that takes notes of what a key costs it, its list painted; it is ended on the way out."""
+    with (
+        tempfile.NamedTemporaryFile(prefix="draftyard-keys-") as notes,
+        closing(Costs(Path(notes.name))) as costs,
+        _at_terminal(["-m", "benchmarks.tui_cost", str(db), notes.name]) as (leader, pid),
+    ):
+        program = Watching(leader, pid, costs)
+        program.shown(r"▌.*live")
+        yield program
+
+
+# What the verb and its screens import; then the program as from its command. A file says when that was, and for how long until then
+# another process had its processor.
+_IMPORTED = """
+import os, sys, time
+import orchestrator.cli, orchestrator.verbs.screen, tui.opening
+waits = f"/proc/self/task/{os.getpid()}/schedstat"
+crowded_s = int(open(waits).read().split()[1]) / 1e9 if os.path.exists(waits) else 0.0
+with open(sys.argv.pop(1), "w") as notes:
+    notes.write(f"{time.perf_counter()!r} {crowded_s!r}")
+orchestrator.cli.main()
+"""
+
+
+@contextmanager
+def watching_as_installed(db: Path, notes: Path | None = None) -> Iterator[Watching]:
+    """`draftyard watch` itself, from its start on; it is ended on the way out. `notes`: when it had imported all, as perf_counter
+    has it. Read-only, as a follower of its own would look for the runs."""
+    words = ["watch", "--db", str(db), "--readonly"]
+    began = time.perf_counter()
+    start = ["-m", "orchestrator.cli"] if notes is None else ["-c", _IMPORTED, str(notes)]
+    with _at_terminal([*start, *words]) as (leader, pid):
+        yield Watching(leader, pid, began=began)
+
+
+@contextmanager
+def _at_terminal(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Python with these words in a pseudo-terminal of its own: its other end, and the process."""
     pid, leader = pty.fork()
     if pid == 0:  # the other process
         width, height = SIZE
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         env = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
         env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        os.execvpe(sys.executable, [sys.executable, "-m", "benchmarks.tui_cost", str(db), notes], env)
+        os.execvpe(sys.executable, [sys.executable, *words], env)
     try:
-        with closing(Costs(Path(notes))) as costs:
-            program = Watching(leader, pid, costs)
-            program.shown(r"▌.*live")
-            yield program
+        yield leader, pid
     finally:
-        Path(notes).unlink()
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

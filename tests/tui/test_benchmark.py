@@ -2,15 +2,20 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from benchmarks import tui_program
 from benchmarks.tui_cost import Costs
 from benchmarks.tui_keys import rows_of, worst
+from benchmarks.tui_program import cpu_s_of, memory, resident_bytes, seconds_told
 from benchmarks.tui_rows import Row, measured
 from benchmarks.tui_terminal import MOST_UNANSWERED, Face, Watching
 
@@ -128,3 +133,46 @@ def test_a_part_that_fails_loses_nothing_of_the_others(capsys: pytest.CaptureFix
     assert [row.what for row in rows] == ["one", "two"]
     assert failed == ["keys: TimeoutError: key 'j' was not answered"]
     assert "two" in capsys.readouterr().err
+
+
+def test_a_first_paint_ends_with_the_bytes_that_show_a_run() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        began = time.perf_counter()
+        watching = Watching(ours.fileno(), os.getpid(), deadline_s=0.2)
+        theirs.sendall(b"\x1b[2;1H draftyard  1 runs  2 hosts")
+        with pytest.raises(TimeoutError, match="no run was painted"):
+            watching.painted_run()
+        waited = time.perf_counter()
+        theirs.sendall(painted(0))
+        painted_at = watching.painted_run()
+
+    assert began < waited < painted_at < time.perf_counter()
+
+
+def test_keys_that_lead_nowhere_measure_no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tui_program, "KEY_S", 0.0)
+    monkeypatch.setattr(tui_program, "LOOK_S", 0.01)
+
+    with answering(tmp_path, deaf_to=set()) as watching:
+        monkeypatch.setattr(tui_program, "watching_as_installed", lambda _path: nullcontext(watching))
+        with pytest.raises(RuntimeError, match="did not lead to 1 overview, 2 hosts, compare 2 runs"):
+            memory(tmp_path, 0.0, nullcontext(), 1000, is_quick=True)
+
+
+def test_what_another_process_takes_is_counted_by_the_kernel() -> None:
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint(time.process_time(), flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as other:  # type: ignore[call-overload]
+        assert other.stdout is not None
+        told_s = float(other.stdout.readline())
+        counted_s, size = cpu_s_of(other.pid), resident_bytes(other.pid)
+        other.communicate("\n")
+
+    assert told_s <= counted_s < told_s + 0.2
+    assert 2e6 < size < 200e6
+
+
+@pytest.mark.parametrize(("span", "seconds"), [("0:00.53", 0.53), ("02:03:04", 7384), ("1-00:00:01", 86_401)])
+def test_spans_of_ps_are_read(span: str, seconds: float) -> None:
+    assert seconds_told(span) == seconds
