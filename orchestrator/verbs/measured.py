@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _DECODED = ("accepted [95 %]", "speed [95 %]", "same", "tie", "bad")  # narrow: 80 columns
-_TEXTS = "same, tie, bad: texts equal to plain decoding's, unequal at a near tie of two tokens, unequal otherwise"
+_TEXTS = "same, tie, bad: texts equal to plain decoding's, unequal by near ties alone, unequal otherwise"
 _REPLAYED = "replayed: rounds read off the plain text, which gives those of decoding but for near ties"
 
 
