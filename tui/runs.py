@@ -30,7 +30,7 @@ from tui.table import Cells, Table, whole_width
 SORTS = (
     ("newest first", "created"),
     ("worst off first", ""),
-    ("lowest loss first", "-loss"),
+    ("low loss first", "-loss"),
     ("fastest first", "block_tokens_per_s"),
     ("by recipe", "-recipe"),
     ("by host", "-host"),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from orchestrator.actions.places import Places
 from tests.tui.golden import opened, press
 from tui.app import Draftyard
 from tui.plain import screen_text
@@ -92,15 +93,16 @@ async def test_rows_that_change_places_leave_the_cursor_on_its_run_and_in_sight(
         assert table.scroll_offset.y <= table.cursor < table.scroll_offset.y + table.size.height - 1
 
 
-async def test_the_order_is_told_by_what_it_puts_first(open_app: Open) -> None:
+@pytest.mark.parametrize("width", [80, 120])
+async def test_the_order_is_told_whole_by_what_it_puts_first(width: int, yard_places: Places, open_app: Open) -> None:
     """`loss first` said neither which loss, nor that live runs no longer stand on top."""
-    app = open_app()
-    async with opened(app, size=(120, 30)) as pilot:
+    app = open_app(places=yard_places)
+    async with opened(app, size=(width, 30)) as pilot:
         told = []
         for _ in SORTS:
             await press(app, pilot, "s")
             told.append(screen_text(app).splitlines()[0])
 
-    words = ("worst off first", "lowest loss first", "fastest first", "by recipe", "by host")
+    words = ("worst off first", "low loss first", "fastest first", "by recipe", "by host")
     assert all(word in line for word, line in zip(words, told, strict=False))
     assert not any(word in told[-1] for word in ("first", "by "))
