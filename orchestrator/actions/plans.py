@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
-from orchestrator.actions.host_facts import Card, NoGpu, can_name_gpu, card_of, gpu_fault, named_gpus
+from orchestrator.actions.host_facts import UNLISTED_BYTES, Card, NoGpu, can_name_gpu, card_of, gpu_fault, named_gpus
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
 from orchestrator.actions.role_time import ByRole, by_role, step_time
+from orchestrator.actions.shortfall import Exceeded as Exceeded
+from orchestrator.actions.shortfall import allowed, exceeded, held, remedy_of_pieces, short_bytes
 from orchestrator.actions.step_time import StepTime, bound
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import StoreError, UsageError
@@ -24,6 +26,7 @@ from orchestrator.host import Hosts
 from orchestrator.recipe import Resolved
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import FailureRow, Reason, RunRow
+from orchestrator.units import format_size
 from remote.plan import FITS_SHARE, Plan, plan
 from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switches
 from remote.spec import DFlashSpec, parse
@@ -32,6 +35,7 @@ Found = TypeVar("Found")
 TIGHT = f"tight: less than {100 * (1 - FITS_SHARE):.0f} % is left, and a plan may be off by as much"
 MOST_OFFERED = 5  # changes that a page shows, and that `smoke --try` takes
 
+PAST_THE_PASS = ("forward", "backward", "step")  # stages that no training reaches before its hidden states are made
 UNPLANNED = {  # stages of a training that no plan speaks of
     "target": "while the whole target was loaded or computed hidden states",
     "wait": "while data was read",
@@ -54,24 +58,17 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Exceeded:
-    """The stage that a run ended in, where it needed more than its plan had said; and the plan's largest line there."""
-
-    stage: str
-    planned_bytes: int  # allocated
-    needed_bytes: int  # alive when it ended, and what was asked for
-    component: str
-    component_bytes: int
-
-
-@dataclass(frozen=True)
 class Fits:
-    """What would fit instead of what ran out of memory."""
+    """What would fit instead of what ran out of memory: in the card, less what others held of it and the plan was short of."""
 
     planned: Planned | None
     short_bytes: int = 0  # what the run needed beyond its plan; what is offered leaves that free
     note: str = ""  # why nothing can be planned
     exceeded: Exceeded | None = None
+    card_bytes: int | None = None  # the whole of it, or the machine; what the process was allowed, where that was less
+    held_bytes: int = 0  # of the card, by other processes when the run ended: not free to anybody
+    holders: tuple[int, ...] = ()  # their pids, where the failure names them
+    pieces: str = ""  # the first thing to try where memory was there, but in pieces: no change of a plan
 
 
 class Ended(Protocol):
@@ -119,7 +116,7 @@ def plan_memory(
         if facts is None:  # whether the host was looked at is not known, nor anything that was measured
             return _unmeasured(_planned(spec, card, told))
         if capacity_bytes is None:
-            card, told = _card(facts, host, device=usual_device(spec)), f"host {host} as last seen"
+            card, told = _card(facts, host, device=usual_device(spec)), _whose(facts, host)
         elif facts.get("gpus"):
             card = card._replace(is_hopper=card_of(facts).is_hopper)
     seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
@@ -159,40 +156,46 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
     kept = ended.plan or {}
     if not _is_of_the_plan(ended.run.reason, str(kept.get("device"))):
         return None
-    short_bytes = _short_bytes(ended.failures, kept)
+    beyond_bytes = short_bytes(ended.failures, kept)
     try:
         spec = parse(json.dumps(dict(ended.spec or {})), f"run {ended.run.id}")
     except (ValueError, TypeError, AttributeError) as error:  # of another version, or brought from elsewhere
-        return Fits(None, short_bytes, f"the stored spec cannot be read: {error}")
+        return Fits(None, beyond_bytes, f"the stored spec cannot be read: {error}")
     if not isinstance(spec, DFlashSpec):
-        return Fits(None, short_bytes, "a script of its own has no plan")
+        return Fits(None, beyond_bytes, "a script of its own has no plan")
+    facts = ended.failures[0].facts if ended.failures else {}
     stage = ended.failures[0].stage if ended.failures else None
     if stage in UNPLANNED:
         return Fits(
             None, note=f"it ran out {UNPLANNED[stage]}, of which its plan says nothing: no change of a step would help"
         )
     capacity_bytes, told = kept.get("capacity_bytes"), "the run's own"
+    if capacity_bytes is None and isinstance(facts.get("total_bytes"), int):
+        capacity_bytes, told = facts["total_bytes"], "as its failure names it"
     if capacity_bytes is None:
         with suppress(UsageError):  # a host that nobody has looked at
             capacity_bytes, told = (
                 _seen_card(places, ended.run.host, device=str(kept["device"])).capacity_bytes,
                 f"host {ended.run.host} as last seen",
             )
-    capacity_bytes, told = _allowed(ended.failures, capacity_bytes, told)
-    room_bytes = None if capacity_bytes is None else max(capacity_bytes - short_bytes, 0)
+    held_bytes, holders = held(facts) if kept["device"] == "cuda" else (0, ())
+    card_bytes, told = allowed(facts, capacity_bytes, told)
+    room_bytes = card_bytes
+    if capacity_bytes is not None and card_bytes is not None:
+        room_bytes = min(max(capacity_bytes - held_bytes, 0), card_bytes)
     kind = (kept.get("sizes") or {}).get("is_hopper")
-    planned = _planned(spec, Card(room_bytes, str(kept["device"]), kind), told)
-    return Fits(planned, short_bytes, exceeded=_exceeded(ended.failures, kept))
-
-
-def _allowed(failures: Sequence[FailureRow], capacity_bytes: int | None, told: str) -> tuple[int | None, str]:
-    """The card or the machine, or less where the process was allowed less: what fits must fit there."""
-    facts = failures[0].facts if failures else {}
-    limits = [facts.get(name) for name in ("allowed_bytes", "limit_bytes")]
-    least = min((size for size in limits if isinstance(size, int)), default=None)
-    if least is None or (capacity_bytes is not None and capacity_bytes <= least):
-        return capacity_bytes, told
-    return least, "what the process was allowed"
+    room = Card(room_bytes, str(kept["device"]), kind)
+    planned = _planned(spec, room, told, reserve_bytes=beyond_bytes, is_begun=stage in PAST_THE_PASS)
+    return Fits(
+        planned,
+        beyond_bytes,
+        "",
+        exceeded(ended.failures, kept),
+        card_bytes,
+        held_bytes,
+        holders,
+        remedy_of_pieces(facts),
+    )
 
 
 def usual_device(spec: DFlashSpec) -> str:
@@ -238,28 +241,51 @@ def _time_effects(places: Places, specs: Sequence[DFlashSpec], made: Sequence[Pl
 
 def caution(switch: Switch) -> str:
     """What to beware of with a change: what it does to the training, and how little room it leaves."""
-    return "; ".join(text for text in (switch.caution, TIGHT if switch.plan.verdict == "tight" else "") if text)
+    return "; ".join(text for text in (switch.caution, TIGHT if switch.plan.step_verdict == "tight" else "") if text)
 
 
 def plan_body(made: Plan) -> dict[str, Any]:
     """The plan as plain values, its sums included: what a document and the store keep."""
     sums = {
         "peak_stage": made.peak.name,
+        "extrapolated": list(made.extrapolated),
         "unexplained_bytes": made.unexplained_bytes,
         "driver_bytes": made.driver_bytes,
         "headroom_bytes": made.headroom_bytes,
     }
     stages = [{**dataclasses.asdict(stage), "allocated_bytes": stage.allocated_bytes} for stage in made.stages]
-    return {**dataclasses.asdict(made), "stages": stages, **sums, "verdict": made.verdict}
+    verdicts = {"verdict": made.verdict, "step_verdict": made.step_verdict, "pass_verdict": made.pass_verdict}
+    return {**dataclasses.asdict(made), "stages": stages, **sums, **verdicts}
 
 
-def _planned(spec: DFlashSpec, card: Card, told: str, *, seen: Residuals | None = None) -> Planned:
-    """The plan of a spec with what it advises, each change planned as the spec is."""
+def _planned(
+    spec: DFlashSpec,
+    card: Card,
+    told: str,
+    *,
+    seen: Residuals | None = None,
+    reserve_bytes: int = 0,
+    is_begun: bool = False,
+) -> Planned:
+    """The plan of a spec with what it advises, each change planned as the spec is; of the card so much is left free.
+
+    `is_begun`: its hidden states were made, so that no pass of the target has to fit any more.
+    """
     known = seen or Residuals({}, ())
     capacity_bytes, device, is_hopper = card
-    planned = partial(plan, capacity_bytes=capacity_bytes, device=device, is_hopper=is_hopper, residuals=known.by_stage)
+    if capacity_bytes is not None:
+        capacity_bytes = max(capacity_bytes - reserve_bytes, 0)
+    planned = partial(
+        plan,
+        capacity_bytes=capacity_bytes,
+        reserve_bytes=reserve_bytes,
+        device=device,
+        is_hopper=is_hopper,
+        residuals=known.by_stage,
+        has_pass=not is_begun,
+    )
     made = planned(spec)
-    offered = nearest_fits if made.verdict == "does not fit" else switches
+    offered = nearest_fits if made.step_verdict == "does not fit" else switches
     largest = None if capacity_bytes is None else largest_fit(spec, planned)
     return Planned(spec, made, told, largest, offered(spec, planned), measured_in=known.run_ids)
 
@@ -267,26 +293,6 @@ def _planned(spec: DFlashSpec, card: Card, told: str, *, seen: Residuals | None 
 def _is_of_the_plan(reason: str | None, device: str) -> bool:
     """Whether the memory that ran out is the one that the plan speaks of: a card's, or on a CPU the machine's own."""
     return reason == Reason.GPU_OOM if device == "cuda" else device == "cpu" and reason in MEMORY_REASONS
-
-
-def _short_bytes(failures: Sequence[FailureRow], kept: Mapping[str, Any]) -> int:
-    """What the failure shows to have been needed, less what the plan said must fit; never below zero."""
-    facts = failures[0].facts if failures else {}
-    sizes = [facts.get(name) for name in ("own_use_bytes", "requested_bytes")]
-    needed_bytes = sum(size for size in sizes if isinstance(size, int))
-    return max(0, needed_bytes - int(kept.get("driver_bytes") or 0)) if None not in sizes else 0
-
-
-def _exceeded(failures: Sequence[FailureRow], kept: Mapping[str, Any]) -> Exceeded | None:
-    """None where the failure names no stage, or says too little, or its plan was kept."""
-    first = failures[0] if failures else None
-    stage = next((each for each in kept.get("stages") or () if first is not None and each["name"] == first.stage), None)
-    sizes = [first.facts.get(name) for name in ("allocated_bytes", "requested_bytes")] if first is not None else []
-    known = [size for size in sizes if isinstance(size, int)]
-    if stage is None or len(known) < 2 or sum(known) <= stage["allocated_bytes"]:
-        return None
-    most = max(stage["components"], key=lambda component: int(component["size_bytes"]))
-    return Exceeded(stage["name"], stage["allocated_bytes"], sum(known), most["name"], most["size_bytes"])
 
 
 def _dflash(resolved: Resolved) -> DFlashSpec:
@@ -316,6 +322,18 @@ def _seen(reader: Reader, host: str, places: Places) -> Mapping[str, Any]:
     if seen is None:
         Hosts.load(places.hosts_file).find(host)
     return {} if seen is None else seen.facts
+
+
+def _whose(facts: Mapping[str, Any], host: str) -> str:
+    """Which card of a host is planned against, and that it was not empty: its whole size counts all the same."""
+    gpus = [gpu for gpu in facts.get("gpus") or () if gpu.get("total_bytes")]
+    if not gpus:
+        return f"host {host} as last seen"
+    least = min(gpus, key=lambda gpu: int(gpu["total_bytes"]))
+    named = f"GPU {least['index']} of host {host}, the smallest of {len(gpus)}," if len(gpus) > 1 else f"host {host}"
+    used_bytes = int(least.get("used_bytes") or 0)
+    taken = f", when {format_size(used_bytes)} of it were held" if used_bytes > UNLISTED_BYTES else ""
+    return f"{named} as last seen{taken}"
 
 
 def _card(facts: Mapping[str, Any], host: str, *, device: str) -> Card:

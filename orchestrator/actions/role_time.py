@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, shape_of, spec_of, steps_climbed
-from orchestrator.actions.step_time import StepTime, measured
+from orchestrator.actions.step_time import StepTime, measured, tflop
 from orchestrator.actions.throughput import mean_step, sides_of
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Kind
@@ -89,7 +89,7 @@ def _composed(found: ByRole | None, spec: DFlashSpec) -> StepTime | None:
 def _bound(role: RolePlan | None) -> BatchTime | None:
     if role is None or role.least_batch_s is None:
         return None
-    told = f"{role.batch_flop / 1e12:,.3g} TFLOP at {CEILING_FLOP_PER_S / 1e12:.0f} TFLOP/s, {CEILING}"
+    told = f"{tflop(role.batch_flop)} at {CEILING_FLOP_PER_S / 1e12:.0f} TFLOP/s, {CEILING}"
     return BatchTime(role.least_batch_s, False, told)
 
 

@@ -47,6 +47,12 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
 
 
+def tflop(flop: float) -> str:
+    """With the digits that count, and no power of ten: 1,820 TFLOP."""
+    size = flop / 1e12
+    return f"{size:,.0f} TFLOP" if size >= 100 else f"{size:.3g} TFLOP"
+
+
 def bound(spec: DFlashSpec, made: Plan) -> StepTime | None:
     """None where no ceiling was measured: a processor, float32. Of several processes the slower role's."""
     roles = roles_plan(spec, made)
@@ -55,7 +61,7 @@ def bound(spec: DFlashSpec, made: Plan) -> StepTime | None:
         return StepTime(roles.least_step_s, spec.train.num_steps, False, told)
     if made.least_step_s is None:
         return None
-    told = f"{made.work.total / 1e12:,.3g} TFLOP at {CEILING_FLOP_PER_S / 1e12:.0f} TFLOP/s, {CEILING}"
+    told = f"{tflop(made.work.total)} at {CEILING_FLOP_PER_S / 1e12:.0f} TFLOP/s, {CEILING}"
     return StepTime(made.least_step_s, spec.train.num_steps, False, told)
 
 

@@ -9,11 +9,13 @@ import click
 
 from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, caution, plan_body
-from orchestrator.actions.step_time import time_sentence, time_text
+from orchestrator.actions.shortfall import GROW
+from orchestrator.actions.step_time import StepTime, tflop, time_sentence, time_text
 from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, number
+from remote.allocator import DEFAULT, NAMES
 
 if TYPE_CHECKING:
     from remote.plan import Plan
@@ -29,10 +31,11 @@ def plan_page(found: Planned, *, width: int | None) -> list[str]:
     """The answer first, then what it is made of, what would change it, and how far it is to be trusted."""
     made, spec = found.plan, found.spec
     lines = [heading(f"{spec.recipe}, branch {spec.branch}: memory of one training step, predicted, in GiB")]
-    lines += ["", *pairs(_totals(found), width=width), "", *stage_table(made, width=width)]
+    lines += ["", *pairs(_totals(found), width=width), *_prepared_elsewhere(found)]
+    lines += ["", *stage_table(made, width=width)]
     if found.by_role is not None:
         lines += ["", *roles_section(found.by_role, width=width)]
-    if found.switches or made.verdict == "does not fit":
+    if found.switches or made.step_verdict == "does not fit":
         lines += ["", *_advice(found, width=width)]
     lines += ["", heading("Checked against measured peaks"), *_checked(made, width=width)]
     left_out = [line for text in made.not_modelled for line in wrapped(text, width, indent=2)]
@@ -44,7 +47,8 @@ def stage_table(made: Plan, *, width: int | None) -> list[str]:
     columns = [Column("component", gives_way=True), *(Column(stage.name, is_number=True) for stage in made.stages)]
     places = gib_places(made.peak.allocated_bytes)
     rows: list[list[str | Cell]] = [
-        [name, *(in_gib(cells.get(stage.name), places=places) for stage in made.stages)] for name, cells in made.table()
+        [name, *(in_gib(cells.get(stage.name) or None, places=places) for stage in made.stages)]
+        for name, cells in made.table()
     ]
     sums = [in_gib(stage.allocated_bytes, places=places) for stage in made.stages]
     rows.append([Cell(text, is_bold=True) for text in ("allocated", *sums)])
@@ -81,7 +85,7 @@ def plan_document(found: Planned) -> dict[str, Any]:
         "largest": found.largest,
         "time": None if found.time is None else {**vars(found.time), "total_s": found.time.total_s},
         "by_role": None if found.by_role is None else roles_document(found.by_role),
-        "switches": [_switch_body(switch) for switch in found.switches],
+        "switches": [_switch_body(switch, found.time) for switch in found.switches],
     }
 
 
@@ -93,37 +97,98 @@ def fits_lines(fits: Fits, words: Words, *, width: int | None, is_tried: bool = 
     if fits.planned is None:
         return [heading("What would fit"), fits.note]
     found = fits.planned
+    (name, _), *rest = _memory(found)
+    capacity = _capacity(found, card_bytes=fits.card_bytes)
     head = [
-        heading(f"The run's own plan, against {gib(found.plan.capacity_bytes)}"),
-        *pairs(_totals(found)[:-3], width=width),
+        heading(f"The run's own plan, against {gib(fits.card_bytes)}"),
+        *pairs([(name, capacity), *_taken_off(fits), *rest], width=width),
     ]
-    short = f"it needed {gib(fits.short_bytes)} more than its plan said; what is offered leaves that free"
-    over = _exceeded_line(fits)
-    advice = _advice(found, width=width, is_numbered=True)
-    try_it = ["", _try_line(found, words, is_tried=is_tried)] if found.switches else []
-    return [*head, *over, *([short] if fits.short_bytes else []), "", *advice, *try_it]
+    lines = [
+        *head,
+        *_prepared_elsewhere(found),
+        *(line for text in _exceeded_line(fits) for line in wrapped(text, width)),
+        "",
+    ]
+    if fits.held_bytes:
+        lines += [*wrapped(_beside(fits), width), ""]
+    if not found.switches and fits.held_bytes and found.plan.step_verdict == "does not fit":
+        return lines[:-1]
+    lines += _advice(found, width=width, is_numbered=True)
+    if fits.pieces:
+        return [*lines, "", *_pieces(fits, words, width=width)]
+    return [*lines, *(["", *_try_lines(found, words, is_tried=is_tried)] if found.switches else [])]
 
 
-def _try_line(found: Planned, words: Words, *, is_tried: bool) -> str:
+def _taken_off(fits: Fits) -> list[tuple[str, str]]:
+    """What of the card nothing that is offered may take."""
+    items = []
+    if fits.held_bytes:
+        items.append(("  - others", f"{gib(fits.held_bytes)} held by {_holders(fits)} when it ran out"))
+    if fits.short_bytes:
+        items.append(("  - left free", f"{gib(fits.short_bytes)} that it needed beyond its plan"))
+    return items
+
+
+def _holders(fits: Fits) -> str:
+    if not fits.holders:
+        return "processes that it could not see"
+    return f"process{'es' if len(fits.holders) > 1 else ''} {', '.join(str(pid) for pid in fits.holders)}"
+
+
+def _beside(fits: Fits) -> str:
+    """Memory that somebody else holds is given back by nothing that a recipe says."""
+    assert fits.planned is not None
+    held = f"{gib(fits.held_bytes)} that {_holders(fits)} {'holds' if len(fits.holders) == 1 else 'hold'}"
+    end = "end it" if len(fits.holders) == 1 else "end them"
+    do = f"{end}, or choose another card with --gpus"
+    if fits.planned.switches and fits.planned.plan.step_verdict == "does not fit":
+        return f"what is offered fits beside the {held}; to have the whole card: {do}"
+    if fits.planned.plan.step_verdict == "does not fit":
+        return f"nothing fits beside the {held}: {do}"
+    return f"beside the {held} it is planned to fit; more room: {do}"
+
+
+def _pieces(fits: Fits, words: Words, *, width: int | None) -> list[str]:
+    """Memory was there, but in pieces: `--try` takes changes of a plan, and none of them is what to try first."""
+    if fits.pieces != GROW:
+        told = "it ran out of pieces that were large enough, and its segments grow already: the first thing to try, a few sizes in place of many, is no change of the plan"
+        return wrapped(told, width)
+    typed = command_line("smoke", words)
+    return [
+        *wrapped(
+            "it ran out of pieces that were large enough; the first thing to try is no change of the plan:", width
+        ),
+        f"{typed} --env {NAMES[1]}={DEFAULT}",
+    ]
+
+
+def _try_lines(found: Planned, words: Words, *, is_tried: bool) -> list[str]:
     if is_tried:  # which takes the run's own overrides as well
         typed = command_line("smoke", replace(words, overrides=()), "--try", "1")
-        return f"{typed}    # the rungs with the first of these; N for the Nth"
+        return [f"{typed}    # the rungs with the first of these; N for the Nth"]
     typed = command_line("smoke", replace(words, overrides=(*words.overrides, *found.switches[0].overrides)))
-    return f"{typed}    # the rungs with the first of these; --try takes those of a newer run"
+    return [f"{typed}    # the rungs with the first of these; --try takes those of a newer run"]
 
 
 def fits_document(fits: Fits) -> dict[str, Any]:
+    """`capacity_bytes` of the plan is the whole card's; `room_bytes` what of it the step may take."""
     planned = None if fits.planned is None else plan_document(fits.planned)
-    return {"planned": planned, "short_bytes": fits.short_bytes, "note": fits.note, "exceeded": fits.exceeded}
+    room_bytes = None
+    if planned is not None:
+        room_bytes = planned["plan"]["capacity_bytes"]
+        planned["plan"] = {**planned["plan"], "capacity_bytes": fits.card_bytes}
+    names = ("short_bytes", "held_bytes", "holders", "note", "exceeded")
+    return {"planned": planned, "room_bytes": room_bytes, **{name: getattr(fits, name) for name in names}}
 
 
 def _exceeded_line(fits: Fits) -> list[str]:
     if fits.exceeded is None:
         return []
     over = fits.exceeded
+    held = "" if over.held is None else f"; most that was alive, {gib(over.held[0])}, was made at {over.held[1]}"
     return [
         f"exceeded: {over.stage} was planned with {gib(over.planned_bytes)} allocated, {gib(over.component_bytes)} of it "
-        f"{over.component}; it needed {gib(over.needed_bytes)}"
+        f"{over.component}; it needed {gib(over.needed_bytes)}{held}"
     ]
 
 
@@ -132,7 +197,7 @@ def effect_text(effect: Effect, value: float) -> str:
         case "bytes":
             return gib(value)
         case "flop":
-            return f"{value / 1e12:.3g} TFLOP"
+            return tflop(value)
         case "s":
             return time_text(value)
         case _:
@@ -140,8 +205,21 @@ def effect_text(effect: Effect, value: float) -> str:
 
 
 def _totals(found: Planned) -> list[tuple[str, str]]:
-    """What must fit against what there is, then what it is the sum of; the last three are of the whole training."""
-    made, work, places = found.plan, found.plan.work, gib_places(found.plan.driver_bytes)
+    """What must fit against what there is, and what it is the sum of; then what is told of the whole training."""
+    made, work = found.plan, found.plan.work
+    tokens = f"{work.block_tokens:,} block tokens, {work.context_tokens:,} context tokens"
+    items = [*_memory(found)]
+    if found.spec.data.num_workers:
+        workers = counted(found.spec.data.num_workers, "worker")
+        items.append(("read ahead", f"{in_gib(made.host_queue_bytes)} GiB of the host's memory, by {workers}"))
+    items.append(("a step", f"{tokens}, {tflop(work.total)}"))
+    items.append(("time", time_sentence(found.time, found.spec)))
+    items.append(("computed in", f"{made.dtype} on {made.device}; drafter of {made.sizes.parameters:,} parameters"))
+    return items
+
+
+def _memory(found: Planned) -> list[tuple[str, str]]:
+    made, places = found.plan, gib_places(found.plan.driver_bytes)
     peak, slack, context = (
         f"{in_gib(size, places=places)} GiB"
         for size in (made.peak.allocated_bytes, made.slack_bytes, made.context_bytes)
@@ -159,28 +237,41 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate"))
     if made.context_bytes:
         items.append(("  + context", f"{context} of the driver, an estimate"))
-    if made.capacity_bytes is not None and made.target_pass_bytes > made.capacity_bytes:
-        least = gib(made.target_pass_bytes)
-        items.append(
-            ("target pass", f"{least} and more, once before training: does not fit, whatever is changed below")
-        )
+    if made.pass_verdict in ("does not fit", "tight"):
+        items.append(("target pass", _pass_told(found)))
     if found.measured_in:
         items.append(("measured", _measured(found)))
     if made.capacity_bytes is not None:
         items.append(("largest", _largest(found)))
-    tokens = f"{work.block_tokens:,} block tokens, {work.context_tokens:,} context tokens"
-    items.append(("a step", f"{tokens}, {work.total / 1e12:.3g} TFLOP"))
-    items.append(("time", time_sentence(found.time, found.spec)))
-    items.append(("computed in", f"{made.dtype} on {made.device}; drafter of {made.sizes.parameters:,} parameters"))
     return items
 
 
-def _capacity(found: Planned) -> str:
+def _pass_told(found: Planned) -> str:
+    made = found.plan
+    told = f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded: {made.pass_verdict}"
+    return told if made.pass_verdict == "tight" else f"{told}, whatever is changed below"
+
+
+def _prepared_elsewhere(found: Planned) -> list[str]:
+    """What to type where the pass does not fit: no change of a step makes it less."""
+    if found.plan.pass_verdict != "does not fit":
+        return []
+    typed = command_line("prepare", Words(found.spec.recipe, found.spec.branch, ("HOST",)))
+    return [f"{typed}    # on a larger card; then bring the cache of its work folder here"]
+
+
+def _capacity(found: Planned, card_bytes: int | None = None) -> str:
+    """The verdict over the step and over the target's pass before it: "fits" stands here for a job that can begin alone."""
     made = found.plan
     if made.capacity_bytes is None or made.headroom_bytes is None:
         return "not given; --gpu 95GiB or --host HOST says whether it fits"
     left = f"{gib(made.headroom_bytes)} left" if made.headroom_bytes >= 0 else f"{gib(-made.headroom_bytes)} too much"
-    told = f"{gib(made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}"
+    if made.verdict != made.step_verdict:
+        over = made.target_pass_bytes - made.capacity_bytes - made.reserve_bytes
+        wants = f"wants {gib(over)} more" if over > 0 else f"leaves {gib(-over)}"
+        left = f"the target's pass before training {wants}; a step leaves {gib(made.headroom_bytes)}"
+    far = ", extrapolated" if made.extrapolated else ""
+    told = f"{gib(card_bytes or made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}{far}"
     target = None if found.by_role is None else found.by_role.plan.target
     return told if target is None else f"{told}, of a drafter rank; a target rank: {target.verdict}"
 
@@ -198,19 +289,27 @@ def _largest(found: Planned) -> str:
     if found.largest is None:
         return "not one anchor fits"
     anchors, size = counted(found.largest.max_anchors, "anchor"), found.largest.block_size
-    return f"{anchors} x block {size} = {found.largest.block_tokens:,} block tokens fit"
+    far = ", extrapolated" if found.largest.is_extrapolated else ""
+    return f"{anchors} x block {size} = {found.largest.block_tokens:,} block tokens fit{far}"
 
 
 def _advice(found: Planned, *, width: int | None, is_numbered: bool = False) -> list[str]:
-    told = heading("What would fit" if found.plan.verdict == "does not fit" else "What would lower the peak")
+    told = heading("What would fit" if found.plan.step_verdict == "does not fit" else "What would lower the peak")
     if not found.switches:
         return [told, *wrapped(NOTHING_FITS, width)]
-    return [told, *_switches(found.switches[:MOST_OFFERED], width=width, is_numbered=is_numbered)]
+    more = len(found.switches) - MOST_OFFERED
+    rest = [f"{more} more: --json has all"] if more > 0 else []
+    shown = found.switches[:MOST_OFFERED]
+    return [told, *_switches(shown, found.time, width=width, is_numbered=is_numbered), *rest]
 
 
-def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> list[str]:
-    """A line for what a change buys; below it what to beware of and, whole, what to type."""
-    numbers = (Column(name, is_number=True) for name in ("must fit GiB", "saves GiB", "work"))
+def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, is_numbered: bool) -> list[str]:
+    """A line for what a change buys; below it what to beware of and, whole, what to type.
+
+    Its time is today's by the arithmetic of both, so an estimate, or as today's is a bound; the arithmetic where none is known.
+    """
+    cost = "FLOP" if time is None else "s a step, est." if time.is_measured else "s a step, least"
+    numbers = (Column(name, is_number=True) for name in ("must fit GiB", "saves GiB", cost))
     columns = [Column("change"), *numbers, Column("result")]
     places = gib_places(*(switch.plan.driver_bytes for switch in found))
     saved_places = gib_places(*(switch.saved_bytes for switch in found))
@@ -219,7 +318,7 @@ def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> l
             f"{place} {switch.name}" if is_numbered else switch.name,
             in_gib(switch.plan.driver_bytes, places=places),
             in_gib(switch.saved_bytes, places=saved_places),
-            f"x{switch.work_factor:.2f}",
+            f"x{switch.work_factor:.2f}" if time is None else f"{time.step_s * switch.work_factor:.3g}",
             "same" if switch.keeps_result else "differs",
         ]
         for place, switch in enumerate(found, 1)
@@ -234,7 +333,9 @@ def _switches(found: list[Switch], *, width: int | None, is_numbered: bool) -> l
     return told
 
 
-def _switch_body(switch: Switch) -> dict[str, Any]:
+def _switch_body(switch: Switch, time: StepTime | None) -> dict[str, Any]:
     names = ("name", "overrides", "saved_bytes", "work_factor", "keeps_result", "caution")
     body = {name: getattr(switch, name) for name in names}
-    return {**body, "driver_bytes": switch.plan.driver_bytes, "verdict": switch.plan.verdict}
+    step_s = None if time is None else time.step_s * switch.work_factor
+    verdicts = {"verdict": switch.plan.verdict, "step_verdict": switch.plan.step_verdict}
+    return {**body, "step_s": step_s, "driver_bytes": switch.plan.driver_bytes, **verdicts}

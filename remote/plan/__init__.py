@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from remote.allocator import grows_segments
 from remote.plan.checked import Checked, checked
 from remote.plan.kernels import assumptions
-from remote.plan.memory import Component, target_bytes
+from remote.plan.memory import Component
 from remote.plan.moments import stage_components
 from remote.plan.sizes import Sizes, compute_dtype, holds_target, sizes
+from remote.plan.target import OUTBOX, pass_components
 from remote.plan.time import CEILING_FLOP_PER_S, Work, work
 from remote.spec import DFlashSpec
 
@@ -63,10 +64,12 @@ class Plan:
     slack_bytes: int  # at the peak: what the allocator holds beyond the tensors
     context_bytes: int
     host_queue_bytes: int  # hidden states read ahead, in the host's memory
-    target_pass_bytes: (
-        int  # least that the pass before training takes, which computes hidden states once; 0 without one
-    )
+    # What must fit of the pass before training, which computes hidden states once, as a target's rank has it; 0 without one.
+    target_pass_bytes: int
     capacity_bytes: int | None
+    reserve_bytes: (
+        int  # of the card, beyond the capacity: left free by a step, and not by the pass, which is done by then
+    )
     work: Work
     not_modelled: tuple[str, ...]
     checked: tuple[Checked, ...]  # the sizes that decide it, each with the range it was held against measured peaks in
@@ -91,8 +94,20 @@ class Plan:
 
     @property
     def verdict(self) -> str | None:
-        """fits, tight or does not fit; None without a capacity."""
+        """fits, tight or does not fit, the step or the pass before it; None without a capacity."""
+        both = (self.step_verdict, self.pass_verdict)
+        return next((word for word in ("does not fit", "tight", "fits") if word in both), None)
+
+    @property
+    def step_verdict(self) -> str | None:
         return verdict_of(self.driver_bytes, self.capacity_bytes)
+
+    @property
+    def pass_verdict(self) -> str | None:
+        """Of the target's pass before training; None where there is none, or no capacity."""
+        if self.capacity_bytes is None or not self.target_pass_bytes:
+            return None
+        return verdict_of(self.target_pass_bytes, self.capacity_bytes + self.reserve_bytes)
 
     @property
     def least_step_s(self) -> float | None:
@@ -122,6 +137,8 @@ def plan(
     spec: DFlashSpec,
     *,
     capacity_bytes: int | None = None,
+    reserve_bytes: int = 0,
+    has_pass: bool = True,
     device: str = "cuda",
     residuals: Mapping[str, Sequence[int]] | None = None,
     rung: str | None = None,
@@ -131,7 +148,8 @@ def plan(
 
     `residuals`: allocated peaks less what was planned of them, by stage, one of each smoke run. `rung`: the smoke rung
     that is planned, None for a training, whose process holds more on a CPU. `is_hopper`: whether the card is of that
-    kind, which has kernels of its own; None: nobody said. ValueError: unknown device.
+    kind, which has kernels of its own; None: nobody said. `reserve_bytes`: `Plan` says.
+    `has_pass` False: the hidden states are there already. ValueError: unknown device.
     """
     if device not in CONTEXT_BYTES:
         raise ValueError(f"device is {device!r}; a plan knows {' and '.join(CONTEXT_BYTES)}")
@@ -150,8 +168,9 @@ def plan(
         slack_bytes=round(SLACK_SHARE[grows_segments(spec.env)] * peak_bytes) if at.is_cuda else 0,
         context_bytes=CONTEXT_BYTES[device],
         host_queue_bytes=_host_queue_bytes(spec, at),
-        target_pass_bytes=_target_pass_bytes(spec, at),
+        target_pass_bytes=_target_pass_bytes(spec, at) if has_pass else 0,
         capacity_bytes=capacity_bytes,
+        reserve_bytes=reserve_bytes,
         work=work(spec, at),
         not_modelled=_not_modelled(spec, at),
         checked=checked(at),
@@ -174,8 +193,12 @@ def _host_queue_bytes(spec: DFlashSpec, at: Sizes) -> int:
 
 
 def _target_pass_bytes(spec: DFlashSpec, at: Sizes) -> int:
-    """The weights of the whole target, where a job of one role computes hidden states before it trains."""
-    return 0 if spec.roles.target > 0 or holds_target(spec) else target_bytes(spec, at)
+    """Where a job of one role computes hidden states before it trains: what a rank of the target alone holds."""
+    if spec.roles.target > 0 or holds_target(spec):
+        return 0
+    allocated = sum(line.size_bytes for line in pass_components(spec, at, num_batches=OUTBOX + 1))
+    slack = round(SLACK_SHARE[grows_segments(spec.env)] * allocated) if at.is_cuda else 0
+    return allocated + slack + (CONTEXT_BYTES["cuda"] if at.is_cuda else 0)
 
 
 def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
@@ -200,7 +223,7 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
     else:
         size = _target_pass_bytes(spec, at) / 2**30
         found.append(
-            f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB and more"
+            f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB, an estimate"
         )
     if spec.evaluate.at_end:
         found.append("the evaluation at the end, which decodes with the whole target")

@@ -27,7 +27,7 @@ class Switch:
     overrides: tuple[str, ...]  # section.key=value
     spec: DFlashSpec
     plan: Plan
-    saved_bytes: int  # of the peak, as predicted or as smoke runs saw it
+    saved_bytes: int  # of what must fit, its allocator's slack included
     work_factor: float  # FLOP of a step by those of today; an estimate of time where arithmetic decides it
     keeps_result: bool  # the same training up to rounding
     caution: str = ""
@@ -41,6 +41,7 @@ class Largest:
     block_size: int
     block_tokens: int
     driver_bytes: int
+    is_extrapolated: bool  # beyond the sizes that plans were held against measured peaks in
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ def switches(spec: DFlashSpec, planned: Planner = plan) -> list[Switch]:
     """Single changes that lower the peak, the best saving first, those that keep the result before those that do not."""
     today = planned(spec)
     found = []
-    for change in _changes(spec, today):
+    for change in _changes(spec, today, planned):
         changed = _with(spec, change.fields)
         then = planned(changed)
-        saved = today.peak.seen_bytes - then.peak.seen_bytes
+        saved = today.driver_bytes - then.driver_bytes
         if saved > 0:
             factor = then.work.total / today.work.total
             found.append(
@@ -68,7 +69,17 @@ def switches(spec: DFlashSpec, planned: Planner = plan) -> list[Switch]:
                     change.name, _overrides(change), changed, then, saved, factor, change.keeps_result, change.caution
                 )
             )
-    return sorted(found, key=lambda switch: (not switch.keeps_result, -switch.saved_bytes))
+    return sorted(_folded(found, today), key=lambda switch: (not switch.keeps_result, -switch.saved_bytes))
+
+
+def _folded(found: list[Switch], today: Plan) -> list[Switch]:
+    """Of two chunk lengths one: the longer where it makes fit what did not, else the one that saves more."""
+    chunks = [switch for switch in found if _keys(switch) == ["loss.chunk_tokens"]]
+    if not chunks:
+        return found
+    makes_fit = [switch for switch in chunks if today.step_verdict != "fits" and switch.plan.step_verdict == "fits"]
+    kept = makes_fit[0] if makes_fit else max(chunks, key=lambda switch: switch.saved_bytes)
+    return [switch for switch in found if switch is kept or switch not in chunks]
 
 
 def nearest_fits(spec: DFlashSpec, planned: Planner) -> list[Switch]:
@@ -86,7 +97,7 @@ def nearest_fits(spec: DFlashSpec, planned: Planner) -> list[Switch]:
 
 def _nearest(spec: DFlashSpec, verdict: str, planned: Planner) -> list[Switch]:
     offered = switches(spec, planned)
-    single = [switch for switch in offered if switch.plan.verdict == verdict]
+    single = [switch for switch in offered if switch.plan.step_verdict == verdict]
     if single or not offered:
         return sorted(single, key=lambda switch: (not switch.keeps_result, switch.work_factor))
     first = offered[0]
@@ -110,16 +121,16 @@ def largest_fit(spec: DFlashSpec, planned: Planner) -> Largest | None:
     while low < high:
         middle = (low + high + 1) // 2
         then = planned(_with(spec, {"data": {"max_anchors": middle}}))
-        if then.verdict == "fits":
+        if then.step_verdict == "fits":
             low, best = middle, then
         else:
             high = middle - 1
     if best is None:
         return None
-    return Largest(low, spec.drafter.block_size, best.sizes.block_tokens, best.driver_bytes)
+    return Largest(low, spec.drafter.block_size, best.sizes.block_tokens, best.driver_bytes, bool(best.extrapolated))
 
 
-def _changes(spec: DFlashSpec, today: Plan) -> Iterator[_Change]:
+def _changes(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Change]:
     train, optim, loss = spec.train, spec.optim, spec.loss
     if train.activation_checkpointing == "none":
         yield _Change("checkpoint each layer", {"train": {"activation_checkpointing": "non_reentrant"}})
@@ -145,13 +156,21 @@ def _changes(spec: DFlashSpec, today: Plan) -> Iterator[_Change]:
             "no fp32 masters", {"optim": {"master_dtype": "none"}}, False, "norm weights at 1.0 may never move"
         )
     if spec.data.max_anchors > 1:
-        half = spec.data.max_anchors // 2
+        fewer = _fewer_anchors(spec, today, planned)
         yield _Change(
-            f"{half:,} anchor{'s' if half > 1 else ''}",
-            {"data": {"max_anchors": half}},
+            f"{fewer:,} anchor{'s' if fewer > 1 else ''}",
+            {"data": {"max_anchors": fewer}},
             False,
             "less training signal a row",
         )
+
+
+def _fewer_anchors(spec: DFlashSpec, today: Plan, planned: Planner) -> int:
+    """The most that fit where today's do not, as each one less is less training signal. Half where that would be more than
+    the half of them gone: something else has to give as well."""
+    half = spec.data.max_anchors // 2
+    largest = largest_fit(spec, planned) if today.step_verdict == "does not fit" else None
+    return max(largest.max_anchors, half) if largest is not None else half
 
 
 def _with(spec: DFlashSpec, fields: dict[str, dict[str, Any]]) -> DFlashSpec:

@@ -1,8 +1,6 @@
 """A training by role, each role's side of it: what a rank holds, what a batch costs it, and the queue between the two.
 
-A drafter rank is the plan itself. Of the target a recipe says only width, depth and number of weights: what one of its
-passes makes is bounded from above, its time from below (two FLOP a weight and token, attention left out), both for a
-dense target. A batch is a micro-batch: rows_per_step rows, of which a step has train.accumulation.
+A drafter rank is the plan itself; what is known of a target's is in `target`. A batch is a micro-batch: rows_per_step rows, of which a step has train.accumulation.
 """
 
 from __future__ import annotations
@@ -11,15 +9,10 @@ from dataclasses import dataclass
 
 from remote.allocator import grows_segments
 from remote.plan import SLACK_SHARE, Plan, verdict_of
-from remote.plan.memory import PROCESS_BYTES, Component, libraries, target_bytes, transformers
-from remote.plan.sizes import Sizes
+from remote.plan.memory import Component
+from remote.plan.target import OUTBOX, batch_bytes, pass_components, target_batch_flop
 from remote.plan.time import CEILING_FLOP_PER_S
 from remote.spec import DFlashSpec
-
-# As `remote.drafter.queue` and `remote.drafter.target` have them; a test compares.
-OUTBOX = 2  # batches on their way from a target
-CAPTURE_TOKENS, PADDED = 4096, 8 / 7  # documents of like length in one pass, padded to the longest
-WIDEST = 3  # an MLP's gate, its SiLU's product and up, alive together
 
 
 @dataclass(frozen=True)
@@ -100,54 +93,13 @@ def roles_plan(spec: DFlashSpec, made: Plan) -> RolesPlan | None:
         batch_flop=made.work.total / spec.train.accumulation,
         least_batch_s=_least_s(made, made.work.total / spec.train.accumulation),
     )
-    batch_bytes = at.context_tokens * (at.captured + 1) * at.hidden * at.element_bytes
-    target = _target(spec, made, batch_bytes) if roles.target else None
-    return RolesPlan(drafter, target, spec.train.accumulation, batch_bytes, roles.queue)
+    target = _target(spec, made) if roles.target else None
+    return RolesPlan(drafter, target, spec.train.accumulation, batch_bytes(at), roles.queue)
 
 
-def target_pass_bytes(spec: DFlashSpec, at: Sizes) -> int:
-    """The most that one pass over a batch has alive beside what it leaves: a document as long as the batch, in the layer's
-    MLP; or at its end, where what was captured is joined."""
-    num_tokens = max(at.context_tokens, min(CAPTURE_TOKENS, round(PADDED * at.context_tokens)))
-    held = (at.captured + 2) * at.hidden  # captured layers, the residual stream, its norm
-    return num_tokens * at.element_bytes * (held + max(WIDEST * widest_mlp(spec), at.captured * at.hidden))
-
-
-def widest_mlp(spec: DFlashSpec) -> int:
-    """The widest that its weights allow: 3·H·I is no more than a layer has."""
-    return -(-_layer_parameters(spec) // (3 * spec.target.hidden_size))
-
-
-def target_batch_flop(spec: DFlashSpec, at: Sizes) -> float:
-    """Its layers over a batch; the head is not asked."""
-    layers = spec.target.keep_layers or spec.target.num_layers
-    return 2.0 * layers * _layer_parameters(spec) * at.context_tokens
-
-
-def _layer_parameters(spec: DFlashSpec) -> int:
-    target = spec.target
-    tables = target.vocab_size * target.hidden_size * (1 if target.tied_embeddings else 2)
-    return max(0, target.num_parameters - tables) // target.num_layers
-
-
-def _target(spec: DFlashSpec, made: Plan, batch_bytes: int) -> RolePlan:
+def _target(spec: DFlashSpec, made: Plan) -> RolePlan:
     at, flop = made.sizes, target_batch_flop(spec, made.sizes)
-    components = (
-        Component("Python and torch", 0 if at.is_cuda else PROCESS_BYTES, "their own heap"),
-        transformers(at),
-        Component("target model", target_bytes(spec, at), "frozen; embedding and head among it"),
-        Component(
-            "hidden states",
-            (OUTBOX + 1) * batch_bytes,
-            f"S·(K+1)·H of {OUTBOX + 1} batches: {OUTBOX} on their way, one made",
-        ),
-        Component(
-            "a pass of the target",
-            target_pass_bytes(spec, at),
-            f"captured layers, residual stream and MLP of {at.context_tokens:,} tokens; at most {widest_mlp(spec):,} wide",
-        ),
-        libraries(at, threads=1),
-    )
+    components = pass_components(spec, at, num_batches=OUTBOX + 1)
     allocated = sum(line.size_bytes for line in components)
     slack = round(SLACK_SHARE[grows_segments(spec.env)] * allocated) if at.is_cuda else 0
     return RolePlan(

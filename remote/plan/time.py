@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from remote.plan.kernels import attention_of
 from remote.plan.memory import entry_rows, is_checkpointed
-from remote.plan.sizes import Sizes, reads_teacher, worst_documents
+from remote.plan.sizes import Sizes, holds_target, reads_teacher, worst_documents
+from remote.plan.target import target_batch_flop
 from remote.spec import DFlashSpec
 
 # Of an 8192 x 8192 x 8192 product in bfloat16, torch 2.11: no training reaches it. No other card or type was measured.
@@ -26,12 +27,13 @@ class Work:
     attention: float
     head: float
     recomputed: float  # by layer checkpointing
+    target: float  # of a target beside the drafter, its pass in every step; attention and head left out
     block_tokens: int
     context_tokens: int
 
     @property
     def total(self) -> float:
-        return self.body + self.attention + self.head + self.recomputed
+        return self.body + self.attention + self.head + self.recomputed + self.target
 
     def seconds(self, flop_per_s: float) -> float:
         """An estimate: all of the arithmetic at one measured rate."""
@@ -55,6 +57,7 @@ def work(spec: DFlashSpec, at: Sizes) -> Work:
         attention=times * (1 + backward) * attention,
         head=times * _head(spec, at),
         recomputed=times * recomputed,
+        target=times * target_batch_flop(spec, at) if holds_target(spec) else 0.0,
         block_tokens=times * at.block_tokens,
         context_tokens=times * at.context_tokens,
     )

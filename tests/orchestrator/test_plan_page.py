@@ -134,12 +134,15 @@ def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
 
     line = page[page.index("What would fit") + 2]
     best = found.switches[0]
+    assert found.time is not None
     assert line.split()[-4:] == [
         in_gib(best.plan.driver_bytes),
         in_gib(best.saved_bytes),
-        f"x{best.work_factor:.2f}",
+        f"{found.time.step_s * best.work_factor:.3g}",
         "same",
     ]
+    assert "s a step, least" in page[page.index("What would fit") + 1], "a bound times the arithmetic of both"
+    assert float(line.split()[-3]) == pytest.approx((found.plan.driver_bytes - best.plan.driver_bytes) / GIB, abs=0.01)
 
 
 @pytest.mark.slow
@@ -157,7 +160,7 @@ def test_what_must_fit_with_a_change_may_be_held_beside_what_must_fit_today(plac
     assert found.plan.unexplained_bytes == 8 * GIB
     assert found.switches
     for body, switch in zip(shown, found.switches, strict=True):
-        assert body["driver_bytes"] == found.plan.driver_bytes - switch.saved_bytes > 8 * GIB, "no slack on a processor"
+        assert body["driver_bytes"] == found.plan.driver_bytes - switch.saved_bytes > 8 * GIB
         assert switch.plan.capacity_bytes == total_bytes
 
 
@@ -200,7 +203,8 @@ def test_the_range_that_was_checked_is_printed_and_what_leaves_it_marked(places:
     inside, outside = _page(places, "qwen3.6-27b", capacity_bytes=95 * GIB), _page(places, "smollm2")
 
     assert "hidden size       5,120  256 to 5,120" in inside
-    assert not any("extrapolated" in line for line in inside)
+    assert [line.split()[0] for line in inside if "extrapolated" in line] == ["largest"], "beyond what was checked"
+    assert next(line for line in outside if line.startswith("hidden size")).endswith("extrapolated")
     assert "hidden size        576  64 to 192     extrapolated" in outside
     assert "context tokens     256  64 to 512" in outside
 
@@ -212,14 +216,52 @@ def test_where_nothing_fits_the_page_says_so(places: Places) -> None:
     assert any("not one anchor fits" in line for line in page)
 
 
-@pytest.mark.parametrize(("gib", "is_said"), [(48, True), (60, False)])
+@pytest.mark.parametrize(("gib", "is_said"), [(48, True), (51, True), (54, True), (60, False)])
 def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
     places: Places, gib: int, is_said: bool
 ) -> None:
-    lines = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=gib * GIB)
+    """Its weights alone are 50.10 GiB: with a pass it is as large as a rank of the target."""
+    for branch in ("v6", "ddtree"):
+        lines = _page(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib * GIB)
+        body = plan_document(plan_memory(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib * GIB))["plan"]
 
-    told = [line for line in lines if line.startswith("target pass")]
-    assert [line.split()[2] for line in told] == (["50.10"] if is_said else [])
+        told = [line for line in lines if line.startswith("target pass")]
+        assert [line.split()[2] for line in told] == (["54.79"] if is_said else [])
+        assert (": fits" in lines[2]) is not is_said
+        assert (body["verdict"] == "does not fit") is is_said
+        assert any("draftyard prepare qwen3.6-27b" in line and "--host HOST" in line for line in lines) is is_said
+
+
+def test_what_workers_read_ahead_is_said_of_the_host(places: Places) -> None:
+    spec = ["data.num_workers=8"]
+    made = plan_memory(places, "qwen3.6-27b", overrides=spec).plan
+
+    assert f"{in_gib(made.host_queue_bytes)} GiB of the host's memory, by 8 workers" in " ".join(
+        _page(places, "qwen3.6-27b", overrides=spec)
+    )
+
+
+def test_of_a_hosts_cards_the_one_that_counts_is_named_and_what_was_held_of_it(places: Places) -> None:
+    gpus = [
+        {"index": 0, "name": "NVIDIA H200", "total_bytes": 95 * GIB, "used_bytes": 80 * GIB},
+        {"index": 1, "name": "NVIDIA L4", "total_bytes": 24 * GIB, "used_bytes": 20 * GIB},
+    ]
+    with Store(places.db) as store:
+        store.host_seen("box", address="there", facts={"gpus": gpus})
+
+    told = plan_memory(places, "qwen3.6-27b", host="box").capacity_from
+
+    assert told == "GPU 1 of host box, the smallest of 2, as last seen, when 20.00 GiB of it were held"
+
+
+def test_an_extrapolation_is_marked_where_it_is_told_and_in_the_document(places: Places) -> None:
+    found = plan_memory(places, "smollm2", capacity_bytes=95 * GIB)
+    body = plan_document(found)
+
+    assert _page(places, "smollm2", capacity_bytes=95 * GIB)[2].endswith("left, extrapolated")
+    assert body["plan"]["extrapolated"] == list(found.plan.extrapolated) != []
+    assert found.largest is not None
+    assert found.largest.is_extrapolated
 
 
 def test_the_answer_comes_first_and_each_kind_of_peak_is_named(places: Places) -> None:
@@ -228,16 +270,20 @@ def test_the_answer_comes_first_and_each_kind_of_peak_is_named(places: Places) -
 
     assert [line.split()[0] for line in page[2:4]] == ["capacity", "must"]
     assert f"fits, {in_gib(left)} GiB left" in page[2]
-    assert [
-        any(word in line for line in page) for word in ("allocated, in forward", "reserved beyond", "driver counts")
-    ]
+    kinds = (
+        "allocated, in ",
+        "GiB reserved beyond it",
+        "on the card, as its driver counts",
+        "of the driver, an estimate",
+    )
+    assert [word for word in kinds if not any(word in line for line in page)] == []
 
 
 @pytest.mark.parametrize("word", ["qwen3.6-27b", "smollm2"])
 def test_no_line_but_what_is_typed_is_wider_than_the_terminal_and_sizes_are_in_gib(places: Places, word: str) -> None:
     page = _page(places, word, width=80, capacity_bytes=8 * GIB)
 
-    assert [line for line in page if len(line) > 80 and not line.startswith("  --set")] == []
+    assert [line for line in page if len(line) > 80 and not line.startswith(("  --set", "draftyard "))] == []
     assert [line for line in page if "MiB" in line or " 0 B" in line or line != line.rstrip()] == []
 
 

@@ -139,7 +139,7 @@ def test_a_card_too_small_for_a_target_alone_is_told_at_the_top(places: Places) 
 
 
 def test_the_queue_is_shown_with_its_arithmetic(places: Places) -> None:
-    assert "20 batches x 491.5 MB of hidden states = 9.16 GiB on each drafter's card" in _line(_plan(places), "queue")
+    assert "20 batches x 0.46 GiB of hidden states = 9.16 GiB on each drafter's card" in _line(_plan(places), "queue")
 
 
 def test_one_process_has_no_such_section(places: Places) -> None:

@@ -57,10 +57,10 @@ def test_each_of_the_nearest_changes_fits_can_be_typed_and_passes_every_check(
     known = {*cross_field_errors(spec), *range_errors(spec)}
 
     found = nearest_fits(spec, partial(plan, capacity_bytes=capacity_bytes, device=device))
-    assert len({offered.plan.verdict for offered in found}) <= 1, "tight ones only where nothing fits with room"
+    assert len({offered.plan.step_verdict for offered in found}) <= 1, "tight ones only where nothing fits with room"
     for offered in found:
         then = plan(offered.spec, capacity_bytes=capacity_bytes, device=device)
-        assert then.verdict == offered.plan.verdict in ("fits", "tight")
+        assert then.step_verdict == offered.plan.step_verdict in ("fits", "tight")
         assert then.driver_bytes == offered.plan.driver_bytes <= capacity_bytes
         assert typed(spec, offered.overrides) == offered.spec
         assert parse(dump(offered.spec), "here") == offered.spec

@@ -13,8 +13,9 @@ from remote.drafter import queue
 from remote.drafter import target as trainer
 from remote.drafter.target import load_target
 from remote.plan import plan
-from remote.plan.roles import CAPTURE_TOKENS, OUTBOX, RolesPlan, roles_plan, target_pass_bytes
+from remote.plan.roles import RolesPlan, roles_plan
 from remote.plan.sizes import sizes
+from remote.plan.target import CAPTURE_TOKENS, OUTBOX, target_pass_bytes
 from remote.spec import TargetSpec
 from tests.remote.test_plan import large, small_spec
 
