@@ -9,8 +9,10 @@ from typing import Any
 
 from orchestrator.failure.oom_text import idle_bytes, others_bytes
 from orchestrator.store.rows import FailureRow
+from remote.allocator import DEFAULT, NAMES
 
 GROW = "expandable_segments"  # the word of the remedy that lets segments grow
+GROW_ENV = f"{NAMES[1]}={DEFAULT}"  # what it sets: the name that every torch reads
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ import click
 
 from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, caution, plan_body
-from orchestrator.actions.shortfall import GROW
+from orchestrator.actions.shortfall import GROW, GROW_ENV
 from orchestrator.actions.step_time import StepTime, tflop, time_sentence, time_text
 from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, number
-from remote.allocator import DEFAULT, NAMES
 
 if TYPE_CHECKING:
     from remote.plan import Plan
@@ -158,7 +157,7 @@ def _pieces(fits: Fits, words: Words, *, width: int | None) -> list[str]:
         *wrapped(
             "it ran out of pieces that were large enough; the first thing to try is no change of the plan:", width
         ),
-        f"{typed} --env {NAMES[1]}={DEFAULT}",
+        f"{typed} --env {GROW_ENV}",
     ]
 
 
