@@ -214,10 +214,16 @@ class RunsScreen(HomeScreen):
         self.app.push_screen(CompareScreen(marked))
 
     def action_baseline(self) -> None:
-        """The run under the cursor is what the speed of others is held against, and laid under their curves."""
-        self.app.baseline = self._table.cursor_key
+        """The run under the cursor is what the speed of others is held against, and laid under their curves; once more: no more."""
+        key = self._table.cursor_key
+        if key is None:
+            return
+        is_taken_back = key == self.app.baseline
+        self.app.baseline = None if is_taken_back else key
         self._table.sign(self.app.baseline, "B")
-        told = f"{self.app.baseline} is the baseline: other runs say their speed against it, d lays it under a curve."
+        told = f"{key} is the baseline: other runs say their speed against it, d lays it under a curve."
+        if is_taken_back:
+            told = f"{key} is the baseline no more."
         self.app.notify(told, timeout=5)
 
     def chosen(self) -> tuple[RunRow, tuple[int, ...]] | None:

@@ -11,6 +11,7 @@ from orchestrator.actions.history import MEMORY_REASONS
 from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.canvas import spark
+from tui.moment import is_present
 from tui.pace import TRAINING
 from tui.pieces import Piece, memory_meaning, meter, width_of
 from tui.snapshot import RunNumbers
@@ -76,12 +77,12 @@ STALE_S = 300.0  # a live run that has said nothing for this long is in trouble
 def run_cells(run: RunRow, numbers: RunNumbers, now_s: float, *, ascii_only: bool) -> list[Sequence[Piece]]:
     """One sequence of pieces a column, in the order of COLUMNS.
 
-    Of a run that cannot be reached the numbers are those of its last word, and are drawn so.
+    Of a run that cannot be reached, or that nobody follows, the numbers are those of its last word, and are drawn so.
     """
-    is_live, is_cut_off = not run.state.is_final, is_unreachable(run)
-    letter = state_letter(run.state, run.reason, unreachable=is_cut_off)
+    is_live, is_old = not run.state.is_final, is_of_then(run, now_s)
+    letter = state_letter(run.state, run.reason, unreachable=is_unreachable(run))
     tokens = numbers.latest.get("block_tokens_per_s", numbers.latest.get("context_tokens_per_s"))
-    quiet = "text" if is_live and not is_cut_off else "muted"
+    quiet = "text" if is_live and not is_old else "muted"
     loss = numbers.latest.get("loss")
     return [
         [letter],
@@ -93,11 +94,11 @@ def run_cells(run: RunRow, numbers: RunNumbers, now_s: float, *, ascii_only: boo
         _step(run),
         _ends_in(run, numbers, now_s) if is_live else [],
         [(rate(tokens), quiet if tokens is not None else "faint")],
-        _memory(numbers, ascii_only=ascii_only, is_old=is_cut_off) if is_live else [],
+        _memory(numbers, ascii_only=ascii_only, is_old=is_old) if is_live else [],
         [(f"{numbers.acceptance:.2f}", "good")] if numbers.acceptance is not None else [],
         [(loss_text(loss), "bad" if loss != loss else quiet)] if loss is not None else [],
-        [(spark(numbers.spark, ascii=ascii_only), "live" if is_live and not is_cut_off else "faint")],
-        [(age(now_s - (run.ended_s or run.started_s or run.created_s)), "muted")],
+        [(spark(numbers.spark, ascii=ascii_only), "live" if is_live and not is_old else "faint")],
+        [(age(now_s - (run.ended_s or run.created_s)), "muted")],
     ]
 
 
@@ -111,7 +112,7 @@ def trouble_cells(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Sequen
         [(run.id[:8], "faint")],
         [(_where(run), "text")],
         [(why, "warn" if badness >= 3 else "bad" if badness else "muted")] if why else [("nothing", "faint")],
-        [(age(now_s - (run.ended_s or run.started_s or run.created_s)), "muted")],
+        [(age(now_s - (run.ended_s or run.created_s)), "muted")],
     ]
 
 
@@ -139,6 +140,11 @@ def name_pieces(run: RunRow) -> list[Piece]:
 def is_unreachable(run: RunRow) -> bool:
     """Whether its host does not answer at the moment: a view on a live run, whose state stays what it was."""
     return run.unreachable_since_s is not None and not run.state.is_final
+
+
+def is_of_then(run: RunRow, now_s: float) -> bool:
+    """Whether what a live run told is no longer of now: its host does not answer, or nothing has come for a while."""
+    return run.last_event_s is not None and not run.state.is_final and not is_present(run, run.last_event_s, now_s)
 
 
 def reach_text(run: RunRow, cause: str = "") -> str:
@@ -233,7 +239,7 @@ def _ends_in(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Piece]:
     """The time left; after the last step how far the stage is. Silence does not put the end off."""
     if numbers.eta_s is None:
         return [("–", "faint")] if numbers.stage_share is None else [(percent(numbers.stage_share), "text")]
-    if not is_unreachable(run):
+    if not is_of_then(run, now_s):
         return [(duration(numbers.eta_s), "strong")]
     left_s = numbers.eta_s - (now_s - (run.last_event_s or now_s))
     return [(duration(left_s) if left_s > 0 else "–", "faint")]

@@ -54,6 +54,11 @@ class Row:
         return newest.fingerprint if newest else None
 
     @property
+    def is_reached(self) -> bool:
+        """Whether the host of the smoke run that climbs answers; what an unreachable one does is of then."""
+        return self.climbing is not None and self.climbing.unreachable_since_s is None
+
+    @property
     def climbed_now(self) -> str:
         """The rung under way; empty when none is."""
         stage = (self.climbing.stage or "") if self.climbing else ""
@@ -101,7 +106,8 @@ def row_cells(row: Row, names: Sequence[str], chosen: str, *, with_times: bool) 
 def _cell(row: Row, name: str, *, with_times: bool) -> list[Piece]:
     item = row.rungs.get(name)
     if name == row.climbed_now:
-        return [("▸ ", "live"), ("climbing" if with_times else "now", "live")]
+        meaning = "live" if row.is_reached else "faint"
+        return [("▸ ", meaning), ("climbing" if with_times else "now", meaning)]
     if item is None:
         return [("· ", "faint"), ("missing", "faint")] if name in row.wanted else [("  –", "faint")]
     if item.fingerprint != row.fingerprint:
@@ -149,7 +155,7 @@ def _rung_line(row: Row, name: str, chosen: str, now_s: float, widths: tuple[int
     mark: Piece = ("▸ " if name == chosen else "  ", "key")
     label: Piece = (fit(name, label_width), "strong" if name == chosen else "text")
     if name == row.climbed_now:
-        return [[mark, label, ("climbing", "live")]]
+        return [[mark, label, ("climbing", "live" if row.is_reached else "faint")]]
     if item is None:
         return [[mark, label, ("missing", "faint")]]
     is_stale = item.fingerprint != row.fingerprint

@@ -172,3 +172,29 @@ def test_what_names_a_run_never_leaves_the_list(columns: tuple[Column, ...]) -> 
     fixed = [column for column in columns if not column.rank]
 
     assert sum((column.width or column.least) + 1 for column in fixed) < LEAST_WIDTH
+
+
+def test_the_numbers_of_a_run_that_nobody_follows_are_of_then(yard_copy: Path) -> None:
+    """Silent for an hour is not told in the ink of now, though no host was marked as out of reach; an end does not slide."""
+    room = Room(yard_copy)
+    snapshot = room.read(Ask(), NOW_S)
+    room.close()
+    assert snapshot is not None
+    run = next(run for run in snapshot.runs if run.id == LIVE)
+    numbers = snapshot.numbers[LIVE]
+
+    now, then = (
+        dict(zip((column.title for column in COLUMNS), run_cells(run, numbers, at_s, ascii_only=False), strict=True))
+        for at_s in (NOW_S, NOW_S + 3600)
+    )
+
+    assert now["ends in"][0][1] == "strong"
+    assert {meaning for title in ("ends in", "memory") for _, meaning in then[title]} <= {"faint", "line"}
+    assert text_of([then["ends in"]]) != text_of([now["ends in"]])
+
+
+def test_the_age_of_a_run_is_counted_from_its_launch_whatever_attempt_runs(yard_copy: Path) -> None:
+    with Reader(yard_copy) as reader:
+        run = dataclasses.replace(reader.run(LIVE), created_s=NOW_S - 3 * 86_400, started_s=NOW_S - 600, ended_s=None)
+
+    assert cells_of(run, RunNumbers())["age"] == "3d"

@@ -99,6 +99,16 @@ async def test_the_baseline_bears_its_letter(open_app: Open) -> None:
     assert next(line for line in lines if UNREACHABLE in line).startswith("B")
 
 
+async def test_the_baseline_is_taken_back_by_the_same_key(open_app: Open) -> None:
+    app = open_app()
+    async with opened(app, "B", "B", "j") as pilot:
+        await rested(app, pilot)
+        lines = screen_text(app).splitlines()
+
+    assert app.baseline is None
+    assert not next(line for line in lines if UNREACHABLE in line).startswith("B")
+
+
 async def test_a_screen_that_only_looks_offers_no_deed(open_app: Open) -> None:
     app = open_app(readonly=True)
     async with opened(app, "j", size=(120, 30)) as pilot:
