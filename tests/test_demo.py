@@ -153,7 +153,7 @@ def test_make_demo_teaches_a_drafter_within_five_times_its_promise(
 ) -> None:
     """The claim: acceptance length, really decoded, at least 0.4 tokens over the untrained drafter's, intervals apart.
 
-    The untrained drafter's rounds are followed along the plain text; that this is what decoding gives but for near ties, `test_decode`
+    The untrained drafter's rounds are replayed along the plain text; that this is what decoding gives but for near ties, `test_decode`
     holds.
     """
     started, load_before = time.monotonic(), os.getloadavg()[0]
@@ -208,7 +208,7 @@ def test_a_second_demo_starts_in_seconds_and_ctrl_c_leaves_its_run_going(
     assert ALL_PASSED in printed
     assert len(runs_of(environment, "kind:smoke", "--kind", "all")) == 1
     assert not {CONVERTING, COMPUTING} & progress_of(page["run"])
-    assert "setting up" not in printed
+    assert "1 of 4, torch" not in printed
     assert "every file was there already" in printed
     assert exit_code != 0
     assert "Traceback" not in printed
