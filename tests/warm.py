@@ -5,7 +5,8 @@
 
 The command is a small client. It hands its words, folder, environment and files to a server, which forks a process for them;
 signals go there, the status comes back, and the end of the client is the job's. So each job is a process of its own, as
-it is without this, but for its memory: a test that measures that, or a group of processes, starts Python itself.
+it is without this, but for its memory: a test that measures that, or a group of processes, starts Python itself. All
+that run tests beside one another share one server of a program: what it loads is eight seconds of a processor.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +49,37 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @functools.cache
 def python(program: str) -> list[str]:
-    """The command; its server starts with the first call and ends with this process, whose pipe it reads."""
+    """The command; the first to ask starts the server, which ends with the process that runs all the tests."""
     if not hasattr(os, "pidfd_open"):  # elsewhere than on Linux each job loads all by itself
         return [sys.executable]
-    name = f"draftyard-warm-{os.getpid()}-{time.monotonic_ns()}"  # of no file
-    command = [sys.executable, __file__]
+    whole = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    name = f"draftyard-warm-{whole}-{zlib.crc32(sys.prefix.encode())}-{program}"  # of no file
+    with socket.socket(socket.AF_UNIX) as turn:
+        while not _has(turn.bind, f"\0{name}-turn"):  # another one starts it
+            time.sleep(0.05)
+        with socket.socket(socket.AF_UNIX) as knock:
+            if not _has(knock.connect, f"\0{name}"):
+                _start(name, program, whole)
+    return [sys.executable, "-I", "-S", __file__, name]
+
+
+def _has(act: Callable[[str], None], address: str) -> bool:
+    """Whether it could be done: the address is free, or its server is there."""
+    try:
+        act(address)
+    except OSError:
+        return False
+    return True
+
+
+def _start(name: str, program: str, whole: int) -> None:
     # Its line is that of what it forks, and a follower is known by its own: whether a lease's holder may be ended.
-    server = subprocess.Popen(
-        [*command, "serve", name, program, FOLLOWER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TREE
-    )
-    atexit.register(end, server)
+    words = [sys.executable, __file__, "serve", name, program, str(whole), FOLLOWER]
+    server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=TREE)
     assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n", "the server of warm processes did not start"
-    return [command[0], "-I", "-S", command[1], name]
+    with server.stdout as said:
+        assert said.readline() == b"ready\n", "the server of warm processes did not start"
+    server.returncode = 0  # nobody waits for it: it outlives whoever started it
 
 
 def environment(program: str) -> dict[str, str]:
@@ -66,10 +87,6 @@ def environment(program: str) -> dict[str, str]:
     *_, name = python(program)
     path = [str(PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {} if name == sys.executable else {"WARM_SERVER": name, "PYTHONPATH": os.pathsep.join(path)}
-
-
-def end(server: subprocess.Popen[bytes]) -> None:
-    server.communicate()
 
 
 # ---- The client
@@ -99,7 +116,8 @@ def ask(name: str, words: list[str]) -> int:
 # ---- The server: returns in a job's process alone, which then is what it was asked for
 
 
-def serve(name: str, program: str) -> dict[str, Any]:
+def serve(name: str, program: str, whole: int) -> dict[str, Any]:
+    ended = os.pidfd_open(whole)
     for module in LOADED[program]:
         importlib.import_module(module)
     sys.modules.pop(FOLLOWER, None)  # it is run under another name, with what it has loaded
@@ -109,11 +127,12 @@ def serve(name: str, program: str) -> dict[str, Any]:
         listener.listen(64)
         os.write(1, b"ready\n")
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who mind a job
-        while listener in select.select([listener, 0], [], [])[0]:
+        while ended not in select.select([listener, ended], [], [])[0]:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listener.close()
+                os.close(ended)
                 return mind(connection)
             connection.close()
     os._exit(0)
@@ -123,7 +142,10 @@ def mind(connection: socket.socket) -> dict[str, Any]:
     """Forks the job and tells how it ended; a client that is gone takes it along."""
     text, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     while not text.endswith(b"\n"):
-        text += connection.recv(1 << 20)
+        more = connection.recv(1 << 20)
+        if not more:  # somebody looked whether the server is there
+            os._exit(0)
+        text += more
     job = os.fork()
     if job == 0:
         connection.close()
@@ -157,6 +179,11 @@ def take_over(asked: dict[str, Any], files: list[int]) -> dict[str, Any]:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    # Those of the server know of its files what is not so of these: whether they can be sought in.
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through=bool(os.environ.get("PYTHONUNBUFFERED")))
     return asked
 
 
@@ -191,6 +218,6 @@ def run_main(words: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         sys.path[0] = str(TREE)
-        run(serve(*sys.argv[2:4])["words"])
+        run(serve(sys.argv[2], sys.argv[3], int(sys.argv[4]))["words"])
     else:
         sys.exit(ask(sys.argv[1], sys.argv[2:]))

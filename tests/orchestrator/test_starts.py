@@ -26,12 +26,13 @@ from orchestrator.launcher import is_alive, this_process
 from orchestrator.store.rows import RunRow, State
 from orchestrator.store.writes import Store
 from remote.wire import decode
+from tests import warm
 from tests.orchestrator.runs import RUN, again, new_run
 from tests.orchestrator.yard import RECIPE, Yard
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
-DRAFTYARD = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "orchestrator.cli"]
+COLD = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "orchestrator.cli"]  # a group of its own
 
 
 # ------------------------------------------------------------------------------ what is recorded
@@ -189,7 +190,11 @@ def _python(yard: Yard, cases: str) -> None:
 
 
 def _draftyard(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*DRAFTYARD, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*_command(), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _command() -> list[str]:
+    return [*warm.python("orchestrator"), "-m", "orchestrator.cli"]
 
 
 def _wait(yard: Yard, reached: Callable[[RunRow], Any]) -> RunRow:
@@ -245,7 +250,7 @@ def test_a_resume_takes_what_a_quicker_one_has_started_for_no_leftover(yard: Yar
     assert yard.run("stop", run_id, "--now") == 0 if branch == "slow" else yard.run("wait", run_id) == 0, yard.err
     assert yard.run("mark", run_id, "stopped", "once more") == 0
     goes_on = ["--follow"] if branch == "main" else []
-    _first_it_does(yard, " list ", shlex.join([*DRAFTYARD, "resume", run_id, *goes_on]))
+    _first_it_does(yard, " list ", shlex.join([*_command(), "resume", run_id, *goes_on]))
 
     assert yard.run("resume", run_id) == 1
 
@@ -261,7 +266,7 @@ def test_reap_ends_no_attempt_that_began_while_it_looked(yard: Yard) -> None:
     assert yard.run("mark", run.id, "failed", "the box was said to be gone") == 0
     # Somebody else ends the leftovers and resumes, after this one has listed them and looked for the last time.
     others = [["reap", "--yes"], ["resume", run.id]]
-    _first_it_does(yard, " end ", *(shlex.join([*DRAFTYARD, *words]) for words in others))
+    _first_it_does(yard, " end ", *(shlex.join([*_command(), *words]) for words in others))
 
     assert yard.run("reap", "--yes") == 0, yard.err
 
@@ -493,7 +498,7 @@ def test_a_second_ctrl_c_at_a_stop_never_cuts_the_clean_up_short(yard: Yard) -> 
     said = yard.folder(run_id) / "attempts" / "1" / "stdout.log"
     _wait(yard, lambda _: said.exists() and b"up" in said.read_bytes())
 
-    stop = subprocess.Popen([*DRAFTYARD, "stop", run_id], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    stop = subprocess.Popen([*COLD, "stop", run_id], stderr=subprocess.PIPE, text=True, start_new_session=True)
     _wait(yard, lambda _: b"cleaning" in said.read_bytes())
     while stop.poll() is None:  # at first it may be at work, then on its way out: a person presses again
         os.killpg(stop.pid, signal.SIGINT)
