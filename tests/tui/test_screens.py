@@ -209,7 +209,7 @@ async def test_the_narrowest_screen_still_names_each_run(open_app: Callable[...,
     async with opened(app, size=(LEAST_WIDTH, LEAST_HEIGHT)):
         text = screen_text(app)
 
-    assert re.search(r"^▌R\? qwen27b/v6 .*unreachable +25k/60k +11h40m", text, re.MULTILINE), text
+    assert re.search(r"^▌R\? qwen27b/v6 .*running +25k/60k +11h15m", text, re.MULTILINE), text
     assert re.search(r"^ O  qwen3.6-27b.* GPU OOM", text, re.MULTILINE), text
 
 
