@@ -124,7 +124,7 @@ def _taken_off(fits: Fits) -> list[tuple[str, str]]:
     if fits.held_bytes:
         items.append(("  - others", f"{gib(fits.held_bytes)} held by {_holders(fits)} when it ran out"))
     if fits.short_bytes:
-        items.append(("  - left free", f"{gib(fits.short_bytes)} that it needed beyond its plan"))
+        items.append(("  - left free", f"{gib(fits.short_bytes)} more than its plan said, that it needed"))
     return items
 
 
