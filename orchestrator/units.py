@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 BYTES: dict[str, int] = {"B": 1} | {
@@ -73,6 +75,21 @@ def value_words(name: str) -> str:
     known = {"tree_tau": f"tree of {number}", "coverage": f"truth among best {number}"}
     whole = {"chain_tau": "chain", "tree_over_chain": "tree over chain"}
     return whole.get(name) or (known.get(stem) if number.isdigit() else None) or spoken(name)
+
+
+REPLAYED = "replayed: rounds read off the plain text, which gives those of decoding but for near ties"
+
+
+def way_words(protocol: Mapping[str, Any]) -> str:
+    """Of an evaluation's row by its protocol: `trained tree of 16`, `untrained chain, replayed`."""
+    budget = f" of {protocol['budget']}" if protocol.get("budget") else ""
+    replayed = ", replayed" if is_replayed(protocol) else ""
+    return f"{protocol.get('drafter', '')} {protocol.get('method', 'chain')}{budget}{replayed}".strip()
+
+
+def is_replayed(protocol: Mapping[str, Any]) -> bool:
+    """Whether no decoding made the rounds; older rows say it in another word."""
+    return str(protocol.get("rounds", "")).startswith(("replayed", "followed"))
 
 
 def is_measurable(number: float) -> bool:

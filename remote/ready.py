@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MARKER = "draftyard-target.json"  # as `remote.drafter.target` has it; a test compares
+MARKER = "draftyard-target.json"  # as `remote.drafter.target_files` has it; a test compares
 
 
 def found(work_dir: Path, source: str, paths: list[str]) -> dict[str, Any]:

@@ -227,7 +227,7 @@ class EvaluateSpec:
     tree_budgets: list[int] = field(default_factory=lambda: [16, 32, 64, 128])
     """Sizes in tokens of the trees of alternatives (DDTree) that are also verified at once (a processor takes the smallest); empty: blocks only."""
     compare_untrained: bool = False
-    """Also tells the acceptance of the drafter as it was before its first step, followed along the plain texts, to show what training gave."""
+    """Also tells the acceptance of the drafter as it was before its first step, replayed along the plain texts, to show what training gave."""
 
 
 @dataclass(frozen=True)

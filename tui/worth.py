@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.store.acceptance import Decoded, Way
 from orchestrator.store.rows import EvaluationRow
-from orchestrator.units import counted, spoken, value_words
+from orchestrator.units import REPLAYED, counted, is_replayed, spoken, value_words, way_words
 from tui.facts import fact_lines, fact_text
 from tui.pieces import BLANK, Line, Piece, heading, wrapped
 from tui.wording import count, fit
@@ -49,12 +49,13 @@ def evaluation_lines(evaluations: Sequence[EvaluationRow], width: int) -> list[L
         return []
     newest = evaluations[-1]
     rows = [row for row in evaluations if (row.attempt, row.step) == (newest.attempt, newest.step)]
-    ways = {_way_name(row): row for row in rows if _number(row, "acceptance_length") is not None}
+    ways = {way_words(row.protocol): row for row in rows if _number(row, "acceptance_length") is not None}
     at = f" at step {count(newest.step)}" if newest.step is not None else ""
     lines: list[Line] = []
     if ways:
         lines += [BLANK, heading(f"Acceptance{at}", width, f"{UNIT} [95 %]"), *_way_lines(ways, width)]
-    for row in {_way_name(row): row for row in rows if row not in ways.values()}.values():
+        lines += wrapped(REPLAYED, width, "faint") if any(is_replayed(row.protocol) for row in ways.values()) else []
+    for row in {way_words(row.protocol): row for row in rows if row not in ways.values()}.values():
         lines += _other_lines(row, at, width)
     return [*lines, *_protocol_lines(newest.protocol, width)]
 
@@ -105,13 +106,6 @@ def _protocol_lines(protocol: Mapping[str, Any], width: int) -> list[Line]:
     told += [f"{spoken(name)} {fact_text(name, protocol[name])}" for name in _PROTOCOL if name in protocol]
     words = ", ".join(part for part in told if part)
     return wrapped(f"measured on {words}", width, "faint") if words else []
-
-
-def _way_name(row: EvaluationRow) -> str:
-    told = row.protocol
-    budget = f" of {told['budget']}" if told.get("budget") else ""
-    followed = ", followed" if str(told.get("rounds", "")).startswith("followed") else ""
-    return f"{told.get('drafter', '')} {told.get('method', 'chain')}{budget}{followed}".strip()
 
 
 def _interval(row: EvaluationRow, name: str, *, sign: str = "") -> str:

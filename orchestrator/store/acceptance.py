@@ -56,7 +56,7 @@ def decoded_acceptance(reader: Reader, run_ids: Sequence[str]) -> dict[str, floa
 
 def _way(protocol: Mapping[str, Any]) -> Way:
     method = str(protocol.get("method", "chain"))
-    return f"{method} of {protocol['budget']}" if "budget" in protocol else method
+    return f"{method} of {protocol['budget']}" if protocol.get("budget") else method
 
 
 def _number(values: Any, name: str) -> float | None:

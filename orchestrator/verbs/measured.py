@@ -12,7 +12,7 @@ from orchestrator.actions.rank_places import RankPlace, rank_places
 from orchestrator.actions.rungs import peak_bytes, seconds_of
 from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
 from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow, RunRow
-from orchestrator.units import duration, spoken, value_words
+from orchestrator.units import REPLAYED, duration, is_replayed, spoken, value_words, way_words
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, metric, number
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _DECODED = ("accepted [95 %]", "speed [95 %]", "same", "tie", "bad")  # narrow: 80 columns
 _TEXTS = "same, tie, bad: texts equal to plain decoding's, unequal by near ties alone, unequal otherwise"
-_REPLAYED = "replayed: rounds read off the plain text, which gives those of decoding but for near ties"
 
 
 def ladder(page: RunPage, width: int) -> list[str]:
@@ -73,7 +72,7 @@ def evaluations(page: RunPage, width: int) -> list[str]:
         columns = [Column("way"), *(Column(name, is_number=True) for name in _DECODED)]
         lines += table(columns, [_way(row) for row in known], width=width)
         lines += wrapped(_TEXTS, width)
-        lines += wrapped(_REPLAYED, width) if any(map(_is_replayed, known)) else []
+        lines += wrapped(REPLAYED, width) if any(is_replayed(row.protocol) for row in known) else []
         if newest.protocol.get("device") == "cpu":
             lines.append("speed on a processor says little: look at the tokens a round")
     lines += [text for row in known for text in _gains(row)]
@@ -223,12 +222,10 @@ def _kinds(peak: MemoryPeakRow, predicted: int | None) -> dict[str, int | None]:
 
 
 def _way(row: EvaluationRow) -> list[str | Cell]:
-    protocol, values = row.protocol, row.values
-    budget = f" of {protocol['budget']}" if protocol.get("budget") else ""
-    name = f"{protocol.get('drafter', '')} {protocol.get('method', '')}{budget}".strip()
+    values = row.values
     wrong = _real(values, "mismatches")
     return [
-        f"{name}, replayed" if _is_replayed(row) else name,
+        way_words(row.protocol),
         f"{_real(values, 'acceptance_length') or 0:.2f} {_interval(values, 'acceptance_length')}",
         f"x{values['speed_up']:.2f} {_interval(values, 'speed_up')}"
         if isinstance(values.get("speed_up"), float)
@@ -237,11 +234,6 @@ def _way(row: EvaluationRow) -> list[str | Cell]:
         number(_real(values, "near_ties")),
         Cell(number(wrong), colour="red" if wrong else None),
     ]
-
-
-def _is_replayed(row: EvaluationRow) -> bool:
-    """Older rows say it in another word."""
-    return str(row.protocol.get("rounds", "")).startswith(("replayed", "followed"))
 
 
 def _gains(row: EvaluationRow) -> list[str]:

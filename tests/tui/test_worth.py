@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from orchestrator.store.acceptance import Decoded
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import EvaluationRow
@@ -64,17 +66,20 @@ def test_runs_measured_alike_bear_no_mark() -> None:
 def test_runs_are_measured_alike_where_only_one_was_compared_with_its_untrained_drafter() -> None:
     plain = Decoded(1.5, None, None, 10, {"max_tokens": 32})
     compared = dataclasses.replace(
-        plain, protocol={**plain.protocol, "untrained_rounds": "followed along the plain text"}
+        plain, protocol={**plain.protocol, "untrained_rounds": "replayed along the plain text"}
     )
 
     assert worth_rows([{"chain": plain}, {"chain": compared}]) == ([("chain", ["1.50", "1.50"])], "")
 
 
-def test_a_way_that_was_followed_and_not_decoded_is_called_that() -> None:
-    way = {"method": "chain", "drafter": "untrained", "rounds": "followed along the plain text"}
+@pytest.mark.parametrize("word", ["replayed", "followed"])  # the second in rows of older trainers
+def test_a_way_that_was_replayed_and_not_decoded_is_called_that(word: str) -> None:
+    way = {"method": "chain", "drafter": "untrained", "rounds": f"{word} along the plain text"}
     row = EvaluationRow("kxxxaaaa", 1, 400, way, {"acceptance_length": 1.0}, NOW_S)
 
-    assert "untrained chain, followed  1.00" in text_of(evaluation_lines([row], 78))
+    told = text_of(evaluation_lines([row], 78))
+    assert "untrained chain, replayed  1.00" in told
+    assert "replayed: rounds read off the plain text" in told
 
 
 def test_runs_of_one_branch_are_told_apart_by_their_ids(filled_yard: Path) -> None:
