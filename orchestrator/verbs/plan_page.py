@@ -124,7 +124,7 @@ def _taken_off(fits: Fits) -> list[tuple[str, str]]:
     if fits.held_bytes:
         items.append(("  - others", f"{gib(fits.held_bytes)} held by {_holders(fits)} when it ran out"))
     if fits.short_bytes:
-        items.append(("  - left free", f"{gib(fits.short_bytes)} more than its plan said, that it needed"))
+        items.append(("  - left free", f"{gib(fits.short_bytes)} that it needed, more than its plan said"))
     return items
 
 
@@ -211,7 +211,13 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
     if found.spec.data.num_workers:
         workers = counted(found.spec.data.num_workers, "worker")
         items.append(("read ahead", f"{in_gib(made.host_queue_bytes)} GiB of the host's memory, by {workers}"))
-    items.append(("a step", f"{tokens}, {tflop(work.total)}"))
+    data = found.spec.data
+    most = (
+        f"; of {data.max_anchors:,} anchors no more than a row's {data.row_tokens:,} tokens"
+        if data.max_anchors > data.row_tokens
+        else ""
+    )
+    items.append(("a step", f"{tokens}, {tflop(work.total)}{most}"))
     items.append(("time", time_sentence(found.time, found.spec)))
     items.append(("computed in", f"{made.dtype} on {made.device}; drafter of {made.sizes.parameters:,} parameters"))
     return items
@@ -233,7 +239,7 @@ def _memory(found: Planned) -> list[tuple[str, str]]:
         runs = counted(len(found.measured_in), "smoke run")
         items.append(("  + unexplained", f"{more} GiB that {runs} took beyond it, in none of its lines"))
     if made.slack_bytes:
-        items.append(("  + allocator", f"{slack} reserved beyond it, an estimate"))
+        items.append(("  + allocator", f"{slack} reserved beyond it, an estimate{_seen_reserved(made)}"))
     if made.context_bytes:
         items.append(("  + context", f"{context} of the driver, an estimate"))
     if made.pass_verdict in ("does not fit", "tight"):
@@ -243,6 +249,12 @@ def _memory(found: Planned) -> list[tuple[str, str]]:
     if made.capacity_bytes is not None:
         items.append(("largest", _largest(found)))
     return items
+
+
+def _seen_reserved(made: Plan) -> str:
+    """That a driver's count may stand far above the plan: what the allocator only caches is in no verdict."""
+    low, high = (in_gib(size) for size in made.reserved_seen_bytes)
+    return f"; measured {low} to {high}, cached memory that it gives back on demand"
 
 
 def _pass_told(found: Planned) -> str:

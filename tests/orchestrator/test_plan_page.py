@@ -232,6 +232,13 @@ def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
         assert any("draftyard prepare qwen3.6-27b" in line and "--host HOST" in line for line in lines) is is_said
 
 
+def test_more_anchors_than_a_row_has_tokens_are_said_to_be_no_more(places: Places) -> None:
+    many, few = (_page(places, "qwen3.6-27b", overrides=[f"data.max_anchors={count}"]) for count in (10**8, 8000))
+
+    assert any("of 100,000,000 anchors no more than a row's 8,000 tokens" in line for line in many)
+    assert not any("no more than a row" in line for line in few)
+
+
 def test_what_workers_read_ahead_is_said_of_the_host(places: Places) -> None:
     spec = ["data.num_workers=8"]
     made = plan_memory(places, "qwen3.6-27b", overrides=spec).plan
