@@ -45,6 +45,8 @@ SUITES = {
     "server_mac_algo_list": ("MACs", "digests", "hmac-sha2-256-etm@openssh.com"),
 }
 
+RDHUP: int = getattr(select, "POLLRDHUP", 0)  # Linux tells it before all is read; elsewhere it shows once all is
+
 # What a connection attempt may end in; everything else is our own mistake.
 TROUBLE = (OSError, EOFError, paramiko.SSHException)
 
@@ -230,13 +232,17 @@ class Link:
 
 
 def _is_hung_up(sock: Any) -> bool:
-    """The other end has closed it and all it said was read. paramiko's thread may not have noticed yet: what is sent now is lost."""
+    """The other end has closed it, or it is broken: what is sent now is lost. paramiko's thread may not have noticed yet, as
+    while it reads the rest of a large answer."""
     if isinstance(sock, paramiko.Channel):  # through a jump host
         return bool(sock.closed)
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
+    poll.register(sock, select.POLLIN | RDHUP)
     try:
-        return bool(poll.poll(0)) and not sock.recv(1, socket.MSG_PEEK)
+        seen = sum(events for _, events in poll.poll(0))
+        if seen & (RDHUP | select.POLLHUP | select.POLLERR):
+            return True
+        return bool(seen) and not sock.recv(1, socket.MSG_PEEK)
     except TimeoutError:  # that thread was faster
         return False
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
 import socketserver
 import threading
@@ -246,3 +247,22 @@ def test_a_server_that_says_its_banner_and_agrees_on_no_keys_is_told_as_that(
     monkeypatch.setattr(link, "_transport", hasty)
     with _served(talk) as port, pytest.raises(HostError, match=said):
         Link((replace(ENDPOINT, address="127.0.0.1", port=port),))
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+def test_a_connection_that_was_closed_is_gone_before_all_that_it_said_is_read(is_reset: bool) -> None:
+    """What a large answer left unread says nothing of the other end: the next command would be sent to nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as ours:
+        theirs, _ = listening.accept()
+        with theirs:
+            theirs.sendall(b"an answer")
+            assert not link._is_hung_up(ours)
+            if is_reset:
+                ours.sendall(b"read by nobody")
+                assert select.select([theirs], [], [], 30)[0]
+        deadline_s = time.monotonic() + 10
+        while not link._is_hung_up(ours) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+        assert link._is_hung_up(ours)
+        assert ours.recv(100) == b"an answer"
