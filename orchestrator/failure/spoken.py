@@ -31,7 +31,7 @@ _QUOTES = re.compile(
 
 # A process, a thread or a compiler hands on the error of another part of the same job, with its traceback or its line.
 _CARRIES = re.compile(
-    rf"(?m)^\s*(?:{_CLASS}: )?(Caught \w+ in |-- Process \d+ terminated with the following error|backend='\w+' raised|ray::\S+"
+    rf"(?m)^[ \t]*(?:{_CLASS}: )?(Caught \w+ in |-- Process \d+ terminated with the following error|backend='\w+' raised|ray::\S+"
     r"|traceback\s*: Traceback)"
 )
 _RAISED = re.compile(

@@ -249,7 +249,7 @@ _TABLE: tuple[_Rule, ...] = (
     ),
     (
         _ANY,
-        r"/dev/shm.*(No space left|Error while creating)|No space left[^\n]*/dev/shm|failed to extend /dev/shm"
+        r"/dev/shm.{0,300}(No space left|Error while creating)|No space left[^\n]{0,200}/dev/shm|failed to extend /dev/shm"
         r"|creating shared memory segment|posix_fallocate failed",
         _shm,
     ),
@@ -299,7 +299,7 @@ _TABLE: tuple[_Rule, ...] = (
     (_OWN, rf"{_UNQUOTED}{_SYMBOLS}", lambda text: _gpu_oom(text, "driver")),
     (
         _OWN,
-        rf"{_UNQUOTED}(CU(BLAS|SOLVER|DNN|SPARSE)_STATUS_(ALLOC_FAILED|INSUFFICIENT_RESOURCES|\w*DEVICE_ALLOCATION_FAILED)"
+        rf"{_UNQUOTED}(CU(BLAS|SOLVER|DNN|SPARSE)_STATUS_(ALLOC_FAILED|INSUFFICIENT_RESOURCES|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"
         r"|CUFFT_ALLOC_FAILED)",
         lambda text: _gpu_oom(text, "library"),
     ),
@@ -316,7 +316,7 @@ _TABLE: tuple[_Rule, ...] = (
         r"(?i)out of memory|Tried to allocate|Allocation on device|device:GPU",
         lambda text: _gpu_oom(text, "allocator"),
     ),
-    (_OWN, r"RESOURCE_EXHAUSTED: .*\bon device ordinal", lambda text: _gpu_oom(text, "allocator")),
+    (_OWN, r"RESOURCE_EXHAUSTED: .{0,200}\bon device ordinal", lambda text: _gpu_oom(text, "allocator")),
     (_ANY, r"NVRM: Xid", _xid),
     (
         _ANY,
@@ -342,7 +342,7 @@ _TABLE: tuple[_Rule, ...] = (
     ),
     (
         _ANY,
-        r"(?i)\b(CUDA|HIP|XPU|GPU)\b.*out[ _]of[ _]memory|\w+_OUT_OF_MEMORY|cudaErrorMemoryAllocation|_ALLOC_FAILED",
+        r"(?i)\b(CUDA|HIP|XPU|GPU)\b.{0,200}out[ _]of[ _]memory|_OUT_OF_MEMORY|cudaErrorMemoryAllocation|_ALLOC_FAILED",
         _quoted,
     ),
 )

@@ -284,6 +284,10 @@ def _capacity(found: Planned, card_bytes: int | None = None) -> str:
     far = ", extrapolated" if made.extrapolated else ""
     told = f"{gib(card_bytes or made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}{far}"
     target = None if found.by_role is None else found.by_role.plan.target
+    if target is not None and target.verdict == "does not fit":
+        more = gib(target.driver_bytes - made.capacity_bytes)
+        step = f"a drafter rank {'leaves' if made.headroom_bytes >= 0 else 'lacks'} {gib(abs(made.headroom_bytes))}"
+        return f"{gib(made.capacity_bytes)} ({found.capacity_from}): does not fit, a target rank wants {more} more; {step}{far}"
     return told if target is None else f"{told}, of a drafter rank; a target rank: {target.verdict}"
 
 

@@ -78,7 +78,7 @@ def _batch(time: BatchTime) -> str:
 def _between(found: ByRole) -> list[tuple[str, str]]:
     plan, items = found.plan, []
     if plan.target is not None:
-        each = f"{plan.queue_capacity} batches x {gib(plan.batch_bytes)} of hidden states"
+        each = f"{plan.queue_capacity} batches x {in_gib(plan.batch_bytes, places=3)} GiB of hidden states"
         items.append(("queue", f"{each} = {gib(plan.queue_bytes)} on each drafter's card, counted there"))
     if plan.drafter.context_bytes == 0:  # no card: all processes of a host share its memory
         items.append(("one host", f"all processes together {gib(plan.machine_bytes)} of its memory"))

@@ -1,5 +1,6 @@
 """Why a run failed: a corpus of texts, and how several witnesses are weighed against each other."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,23 @@ def test_facts_given_by_the_job_are_kept_beside_those_parsed() -> None:
 )
 def test_sizes_become_bytes(text: tuple[str, str], expected: int) -> None:
     assert size_bytes(*text) == expected
+
+
+@pytest.mark.parametrize(
+    "piece", ["CUDA", "x", "_Error", "/dev/shm ", "CUDNN_STATUS_", "GPU ", "\n", "a.", "failed: ", "\x1b[", "  | "]
+)
+def test_a_message_of_any_content_is_read_in_time_that_grows_with_its_length(piece: str) -> None:
+    """A job may write anything there; rules that look at every part of it from every other took some 15 s."""
+    text = piece * (60_000 // len(piece))
+    begin_s = time.process_time()
+
+    causes(
+        Findings(
+            stderr=f"Traceback (most recent call last):\nRuntimeError: {text}\n", told=[told("RuntimeError", text)]
+        )
+    )
+
+    assert time.process_time() - begin_s < 6
 
 
 def test_a_text_without_numbers_gives_no_facts() -> None:

@@ -232,6 +232,13 @@ def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
         assert any("draftyard prepare qwen3.6-27b" in line and "--host HOST" in line for line in lines) is is_said
 
 
+def test_a_card_too_small_for_a_rank_of_the_target_fits_nothing_on_the_first_line(places: Places) -> None:
+    page = _page(places, "qwen3.6-27b", branch="ddtree-8gpu", capacity_bytes=48 * GIB)
+
+    assert "does not fit, a target rank wants 6.79 GiB more; a drafter rank lacks 15.45 GiB" in page[2]
+    assert ": fits" not in page[2]
+
+
 def test_more_anchors_than_a_row_has_tokens_are_said_to_be_no_more(places: Places) -> None:
     many, few = (_page(places, "qwen3.6-27b", overrides=[f"data.max_anchors={count}"]) for count in (10**8, 8000))
 

@@ -134,12 +134,12 @@ def test_a_card_too_small_for_a_target_alone_is_told_at_the_top(places: Places) 
     found = _plan(places, gpu_bytes=50 * 2**30, overrides=("data.max_anchors=16",))
 
     assert found.plan.verdict == "fits"
-    assert "of a drafter rank; a target rank: does not fit" in _line(found, "capacity")
+    assert "does not fit, a target rank wants 4.79 GiB more; a drafter rank leaves" in _line(found, "capacity")
     assert plan_document(found)["by_role"]["target"]["verdict"] == "does not fit"
 
 
 def test_the_queue_is_shown_with_its_arithmetic(places: Places) -> None:
-    assert "20 batches x 0.46 GiB of hidden states = 9.16 GiB on each drafter's card" in _line(_plan(places), "queue")
+    assert "20 batches x 0.458 GiB of hidden states = 9.16 GiB on each drafter's card" in _line(_plan(places), "queue")
 
 
 def test_one_process_has_no_such_section(places: Places) -> None:
