@@ -6,6 +6,7 @@
 import atexit
 import gc
 import os
+import time
 from collections.abc import Generator
 from itertools import groupby
 from pathlib import Path
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+FREEZE_S = 0.03  # tens of thousands of objects; torch's compiler alone is a hundred thousand
+LONG_WAITS = ("test_two_hosts", "test_hosts_apart", "test_shell", "test_live")  # half a minute to two minutes a test
 
 settings.register_profile("house", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
@@ -33,17 +37,47 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+# When the last one began, and the longest whole one since the last freeze, in seconds of processor time.
+_collections_s = [0.0, 0.0]
+
+
+def _time_collections(phase: str, told: dict[str, int]) -> None:
+    if phase == "start":
+        _collections_s[0] = time.process_time()
+    elif told["generation"] == 2:
+        _collections_s[1] = max(_collections_s[1], time.process_time() - _collections_s[0])
+
+
+gc.callbacks.append(_time_collections)
+
+
+def pytest_runtest_logfinish() -> None:
+    """What tests import later stays as well: once looking through it takes long, it is not looked through any more.
+
+    Between two tests, after a collection, so that nothing of a test's own is kept.
+    """
+    if _collections_s[1] > FREEZE_S:
+        gc.collect()
+        gc.freeze()
+        _collections_s[1] = 0.0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Rooms take turns, file by file: tests of hosts mostly wait, those of the trainer compute, so both go on side by side.
 
-    Files without slow tests come last: what a minute's wait would leave idle at the end has small things to do.
+    Files without slow tests come last: what a minute's wait would leave idle at the end has small things to do. Files that wait
+    for minutes take their turn in the first half, each by itself: all at once would leave both cores idle.
     """
     rooms: dict[Path, list[list[pytest.Item]]] = {}
     for path, tests in groupby(items, key=lambda item: item.path):
         rooms.setdefault(path.parent, []).append(list(tests))
     turns = [
-        (all(item.get_closest_marker("slow") is None for item in file), at / len(files), room, file)
+        (not any(item.get_closest_marker("slow") for item in file), _place(file, at / len(files)), room, file)
         for room, files in rooms.items()
         for at, file in enumerate(files)
     ]
     items[:] = [item for *_, file in sorted(turns, key=lambda turn: turn[:3]) for item in file]
+
+
+def _place(file: list[pytest.Item], share: float) -> float:
+    return share / 2 if file[0].path.stem in LONG_WAITS else share
