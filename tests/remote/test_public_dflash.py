@@ -88,16 +88,16 @@ def exported(spec, tiny_target, prompts, tmp_path_factory):
     backend = choose_backend(spec.drafter, device=torch.device("cpu"), dtype=torch.float32)
     drafter = DFlashDrafter(spec.target, spec.drafter, backend=backend)
     drafter.init_weights(torch.Generator().manual_seed(0))
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=6e-3)
     examples = [_example(spec, tiny_target, prompt) for prompt in prompts]
-    for step in range(240):
+    for step in range(120):
         features, row, blocks = examples[step % len(examples)]
         hidden = drafter(features, tiny_target.embed(blocks.ids_T), row, blocks)
         loss = cross_entropy(tiny_target.logits(hidden), blocks.label_T)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return export_drafter(drafter, spec, tmp_path_factory.mktemp("public") / "drafter", step=240)
+    return export_drafter(drafter, spec, tmp_path_factory.mktemp("public") / "drafter", step=120)
 
 
 def _example(spec, target, prompt):
