@@ -36,6 +36,7 @@ TIGHT = f"tight: less than {100 * (1 - FITS_SHARE):.0f} % is left, and a plan ma
 MOST_OFFERED = 5  # changes that a page shows, and that `smoke --try` takes
 
 PAST_THE_PASS = ("forward", "backward", "step")  # stages that no training reaches before its hidden states are made
+LEAST_CARD_BYTES = 64 * 2**20  # below it a size is a slip: of its unit, mostly
 UNPLANNED = {  # stages of a training that no plan speaks of
     "target": "while the whole target was loaded or computed hidden states",
     "wait": "while data was read",
@@ -109,6 +110,8 @@ def plan_memory(
     A database that cannot be read leaves the time a guess, and is told.
     """
     spec = _dflash(resolve(places, word, branch=branch, overrides=overrides)[1])
+    if capacity_bytes is not None and capacity_bytes < LEAST_CARD_BYTES:
+        raise UsageError(f"--gpu: {capacity_bytes:,} bytes are no card's memory; write a size such as 95GiB")
     told = "--gpu" if capacity_bytes is not None else "nobody"
     card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), None)
     if host is not None:

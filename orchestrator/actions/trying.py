@@ -48,10 +48,10 @@ def trial(places: Places, word: str, *, branch: str | None, number: int) -> Tria
     return Trial(run.id, number, chosen.name, (*own, *chosen.overrides), _cap_of(page))
 
 
-def is_tried(places: Places, run: RunRow) -> bool:
-    """Whether --try takes this run's suggestions, not those of a newer one of its branch."""
+def tried_instead(places: Places, run: RunRow) -> str:
+    """The newer run of its branch whose suggestions --try takes; empty where it takes this run's."""
     newest = _newest(places, run.recipe, run.branch)
-    return newest is not None and newest.id == run.id
+    return "" if newest is None or newest.id == run.id else newest.id
 
 
 def _newest(places: Places, recipe: str, branch: str) -> RunRow | None:

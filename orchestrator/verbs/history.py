@@ -119,9 +119,9 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool, a
         return
     lines = page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom)
     if fits is not None:
-        is_tried = trying.is_tried(terminal.places, found.run)
+        newer = trying.tried_instead(terminal.places, found.run)
         words = dataclasses.replace(words_of_run(found.run, found.launch), hosts=(found.run.host,))
-        told = plan_page.fits_lines(fits, words, width=terminal.width, is_tried=is_tried)
+        told = plan_page.fits_lines(fits, words, width=terminal.width, newer=newer)
         lines += ["", *told]
     terminal.lines(markdown.as_markdown(lines) if as_markdown else lines)
     _say_if_unfollowed(terminal, [found.run])

@@ -88,10 +88,10 @@ def plan_document(found: Planned) -> dict[str, Any]:
     }
 
 
-def fits_lines(fits: Fits, words: Words, *, width: int | None, is_tried: bool = True) -> list[str]:
+def fits_lines(fits: Fits, words: Words, *, width: int | None, newer: str = "") -> list[str]:
     """Of a run that ran out of memory, below its failure: what would fit, by the numbers that `smoke --try` takes.
 
-    Where that would take a newer run's (`is_tried` False), the first is spelled out on top of the run's own `words`.
+    Where that would take the `newer` run's, the first is spelled out on top of the run's own `words`.
     """
     if fits.planned is None:
         return [heading("What would fit"), fits.note]
@@ -115,7 +115,7 @@ def fits_lines(fits: Fits, words: Words, *, width: int | None, is_tried: bool = 
     lines += _advice(found, width=width, is_numbered=True)
     if fits.pieces:
         return [*lines, "", *_pieces(fits, words, width=width)]
-    return [*lines, *(["", *_try_lines(found, words, is_tried=is_tried)] if found.switches else [])]
+    return [*lines, *(["", *_try_lines(found, words, newer=newer)] if found.switches else [])]
 
 
 def _taken_off(fits: Fits) -> list[tuple[str, str]]:
@@ -161,12 +161,12 @@ def _pieces(fits: Fits, words: Words, *, width: int | None) -> list[str]:
     ]
 
 
-def _try_lines(found: Planned, words: Words, *, is_tried: bool) -> list[str]:
-    if is_tried:  # which takes the run's own overrides as well
+def _try_lines(found: Planned, words: Words, *, newer: str) -> list[str]:
+    if not newer:  # which takes the run's own overrides as well
         typed = command_line("smoke", replace(words, overrides=()), "--try", "1")
         return [f"{typed}    # the rungs with the first of these; N for the Nth"]
     typed = command_line("smoke", replace(words, overrides=(*words.overrides, *found.switches[0].overrides)))
-    return [f"{typed}    # the rungs with the first of these; --try takes those of a newer run"]
+    return [f"{typed}    # the rungs with the first of these; --try takes those of run {newer}, a newer one"]
 
 
 def fits_document(fits: Fits) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import TIGHT, plan_memory
+from orchestrator.errors import UsageError
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
@@ -237,6 +238,11 @@ def test_a_card_too_small_for_a_rank_of_the_target_fits_nothing_on_the_first_lin
 
     assert "does not fit, a target rank wants 6.79 GiB more; a drafter rank lacks 15.45 GiB" in page[2]
     assert ": fits" not in page[2]
+
+
+def test_a_size_that_no_card_has_is_refused_with_one_to_write(places: Places) -> None:
+    with pytest.raises(UsageError, match="--gpu: 95 bytes are no card's memory; write a size such as 95GiB"):
+        plan_memory(places, "smollm2", capacity_bytes=95)
 
 
 def test_more_anchors_than_a_row_has_tokens_are_said_to_be_no_more(places: Places) -> None:

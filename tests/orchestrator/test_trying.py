@@ -123,6 +123,7 @@ def test_an_older_run_is_not_told_to_try_what_a_newer_one_is_offered(yard: Yard,
     assert yard.run("show", RAN_OUT, "--oom") == 0
     assert "--try 1" not in yard.out
     assert f"draftyard smoke small -b wide --host local {sets}    #" in yard.out
+    assert f"--try takes those of run {NEWER}, a newer one" in yard.out
     assert yard.run("show", NEWER, "--oom") == 0
     assert "draftyard smoke small -b wide --host local --try 1    #" in yard.out
 
