@@ -22,6 +22,7 @@ from orchestrator.actions.shortfall import allowed, exceeded, held, remedy_of_pi
 from orchestrator.actions.step_time import StepTime, bound
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import StoreError, UsageError
+from orchestrator.failure.oom_text import FOREIGN_SHARE
 from orchestrator.host import Hosts
 from orchestrator.recipe import Resolved
 from orchestrator.store.reads import Reader
@@ -70,6 +71,11 @@ class Fits:
     held_bytes: int = 0  # of the card, by other processes when the run ended: not free to anybody
     holders: tuple[int, ...] = ()  # their pids, where the failure names them
     pieces: str = ""  # the first thing to try where memory was there, but in pieces: no change of a plan
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether what others hold is more than a display's or a context's: to free it is worth a word."""
+        return self.held_bytes > FOREIGN_SHARE * (self.card_bytes or 0)
 
 
 class Ended(Protocol):

@@ -108,9 +108,9 @@ def fits_lines(fits: Fits, words: Words, *, width: int | None, newer: str = "") 
         *(line for text in _exceeded_line(fits) for line in wrapped(text, width)),
         "",
     ]
-    if fits.held_bytes:
+    if fits.is_crowded:
         lines += [*wrapped(_beside(fits), width), ""]
-    if not found.switches and fits.held_bytes and found.plan.step_verdict == "does not fit":
+    if not found.switches and fits.is_crowded and found.plan.step_verdict == "does not fit":
         return lines[:-1]
     lines += _advice(found, width=width, is_numbered=True)
     if fits.pieces:
@@ -122,7 +122,7 @@ def _taken_off(fits: Fits) -> list[tuple[str, str]]:
     """What of the card nothing that is offered may take."""
     items = []
     if fits.held_bytes:
-        items.append(("  - others", f"{gib(fits.held_bytes)} held by {_holders(fits)} when it ran out"))
+        items.append(("  - others", f"{in_gib(fits.held_bytes)} GiB held by {_holders(fits)} when it ran out"))
     if fits.short_bytes:
         items.append(("  - left free", f"{gib(fits.short_bytes)} that it needed, more than its plan said"))
     return items

@@ -141,6 +141,16 @@ def test_nothing_is_offered_that_does_not_fit_beside_another_process(places: Pla
     assert "fits, 44" not in page
 
 
+def test_a_display_beside_it_is_taken_off_the_card_without_a_word_on_ending_it(places: Places) -> None:
+    display = text(asked=3, own=94.06, allocated=92.5, idle=0.2, more=" Process 9 has 410.00 MiB memory in use.")
+
+    fits, _, page = offered(places, display)
+
+    assert fits.held_bytes / GIB == pytest.approx(0.41, abs=0.02)
+    assert "0.41 GiB held by process 9" in line_of(page, "  - others")
+    assert "end it" not in page
+
+
 def test_where_nothing_fits_beside_another_process_it_is_named_with_what_to_do(places: Places) -> None:
     _, body, page = offered(places, CROWDED)
 
