@@ -239,6 +239,7 @@ def _title(title: str, unit: str, series: Sequence[Series], look: Look, traces: 
                 (f"{one.label} " if one.label else "", "text"),
                 (at_value, "muted"),
             ]
+        pieces += [(" mean", "muted")] if unit.endswith("mean") else []
     num_bad = sum(one.num_bad for meaning, one in traces if meaning not in ("line", "band"))
     num_hidden = max((one.num_hidden for _, one in traces), default=0)
     pieces += [(_smoothed(look), "faint")] if look.smoothing > 0 else []

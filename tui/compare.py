@@ -13,7 +13,7 @@ from orchestrator.actions.history import in_reading_order, spec_differences
 from orchestrator.store.rows import SeriesRow
 from orchestrator.units import counted, unit_of
 from tui.chart import Look, Series, chart_lines
-from tui.detail import FIRST_METRICS, MOST_OVERLAID, RunDetail, overlaid
+from tui.detail import FIRST_METRICS, MOST_OVERLAID, RunDetail, overlaid, told_in
 from tui.facts import fact_text
 from tui.frame import YardScreen
 from tui.overview import CHART_SMOOTHING
@@ -137,7 +137,7 @@ def _charts(details: Sequence[RunDetail], names: Sequence[str], width: int, look
                 for index, detail in enumerate(details)
                 if (curve := detail.curve(name)) is not None and curve.samples
             ]
-            blocks.append((chart_lines(name, _unit(details, name), series, (room, 9), look), room))
+            blocks.append((chart_lines(name, told_in(name, _unit(details, name)), series, (room, 9), look), room))
         lines += [*([BLANK] if lines else []), *beside(*blocks, gap=3)]
     return lines
 

@@ -256,8 +256,12 @@ def _curve(
     attempts = tuple(AttemptCurve(number, read(run.id, number)) for number in numbers)
     baseline = read(reader.run(ask.baseline).id, None) if ask.baseline else ()
     newest = next((told_now(row) for row in series if row.name == name), None)  # newest attempt first
-    told_in = unit if is_told_newest(name) else f"{unit}, mean".removeprefix(", ")
-    return MetricCurve(name, attempts, told_in, baseline, newest)
+    return MetricCurve(name, attempts, told_in(name, unit), baseline, newest)
+
+
+def told_in(name: str, unit: str) -> str:
+    """What the number in a curve's title is in: most are means of the newest reports."""
+    return unit if is_told_newest(name) else f"{unit}, mean".removeprefix(", ")
 
 
 def _rungs(reader: Reader, run: RunRow) -> tuple[EvidenceRow, ...]:

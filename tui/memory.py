@@ -196,7 +196,8 @@ def difference(planned: float | None, measured: float | None) -> Piece:
     if not planned or measured is None:
         return "–", "faint"
     share = (measured - planned) / planned
-    return f"{(measured - planned) / GIB:+.2f} {share:+4.0%}", "warn" if abs(share) > WORTH_A_LOOK else "good"
+    percents = f"{share:+4.0%}" if abs(share) >= 0.005 else f"{0:4.0%}"  # no sign of what is rounded away
+    return f"{(measured - planned) / GIB:+.2f} {percents}", "warn" if abs(share) > WORTH_A_LOOK else "good"
 
 
 def _columns_of(width: int) -> list[tuple[str, int]]:

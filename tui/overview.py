@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from rich.cells import cell_len
 
@@ -26,7 +27,6 @@ from tui.pieces import (
     broken,
     field,
     fields,
-    fitted,
     flowed,
     heading,
     memory_meaning,
@@ -72,9 +72,12 @@ def overview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, 
         speed, split, ranks = [speed[0], *faded(speed[1:])], faded(split), faded(ranks)
     right = _right_column(detail, now_s, column, ascii_only=ascii_only)
     facts = beside((speed, column), (right, column), gap=3) if width >= 72 else [*speed, BLANK, *right]
-    facts = [*split, *facts, *ranks, *against_lines(detail, width)]
+    facts += [*ranks, *against_lines(detail, width)]
     curves = [curve for name in CHART_METRICS if (curve := detail.curve(name)) is not None and curve.samples]
-    room = height - len(head) - len(facts) - 2
+    room = height - len(head) - len(split) - len(facts) - 2
+    if split and room > LEAST_CHART:
+        split, room = [*split, BLANK], room - 1
+    facts = [*split, *facts]
     lines = [*head, BLANK]
     if curves:
         lines += _charts(curves, width, max(LEAST_CHART, min(room, MOST_CHARTS)), ascii_only=ascii_only)
@@ -315,8 +318,10 @@ def split_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
     room = width - 13 - width_of(words[0]) - 3
     if len(words) == 1 and room >= LEAST_SPLIT:
         sign = "#" if ascii_only else "━"
-        bar: list[Piece] = [(sign * round(share * room), _SPLIT_MEANINGS[name]) for name, share in shares]
-        words = [[*words[0], ("   ", "text"), *fitted(bar, room)]]
+        ends = [round(so_far * room) for so_far in accumulate(share for _, share in shares)]
+        cells = [min(end, room) - min(begin, room) for begin, end in pairwise([0, *ends])]
+        bar: list[Piece] = [(sign * num, _SPLIT_MEANINGS[name]) for (name, _), num in zip(shares, cells, strict=True)]
+        words = [[*words[0], ("   ", "text"), *bar]]
     return fields("a step", words)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -31,15 +32,15 @@ from tui.wording import (
 
 VALUE_WIDTH = 7
 HOST_WIDTH = 7
+LEAST_NAME, MOST_NAME = 14, 24  # cells of a name; the most as well beside what is wrong
 
-REACH = Column(
-    " ", len("unreachable"), rank=8
-)  # beside a live state, that its host does not answer; `R?` says so without it
+# Beside a live state, that its host does not answer. `R?` says so without it, so it cuts no name.
+REACH = Column(" ", len("unreachable"), rank=8, beyond=MOST_NAME - LEAST_NAME)
 
 # At 80 columns there is room for what tells two runs apart and whether one learns; the rest comes with the width.
 COLUMNS = (
     Column("", 2),
-    Column("run", 0, least=14),
+    Column("run", 0, least=LEAST_NAME),
     Column("id", 8, rank=1),
     Column("state", 11),
     REACH,
@@ -55,8 +56,6 @@ COLUMNS = (
 )
 NEEDED = tuple(column for column in COLUMNS if column is not REACH)  # what a list should have room for
 
-MOST_NAME = 24  # cells of a name beside what is wrong
-
 
 # Why a run failed, in the cells of its state.
 _SHORT_REASONS = {
@@ -70,6 +69,7 @@ _SHORT_REASONS = {
 }
 
 _NEVER = "never started: "  # as the launch says it
+_SAID_AGAIN = re.compile(r"^[\w.]*Error: CUDA out of memory\. (?=\S)")  # before what was asked for, in torch's words
 _KEY_CHANGED = "HOST KEY HAS CHANGED"  # as SSH says it: nothing can be reached until somebody has looked
 STALE_S = 300.0  # a live run that has said nothing for this long is in trouble
 
@@ -207,7 +207,7 @@ def _failure(run: RunRow, numbers: RunNumbers) -> tuple[int, str]:
         return 0, f"{_NEVER}{told}"
     cause = " ".join(numbers.cause.split())
     if run.reason in MEMORY_REASONS:
-        return 1, f"out of memory: {cause}" if cause else "out of memory"
+        return 1, f"out of memory: {_SAID_AGAIN.sub('', cause)}" if cause else "out of memory"
     return 1, cause or _reason_words(run.reason or "failed")
 
 

@@ -34,11 +34,17 @@ class Column:
     right: bool = False
     rank: int = 0  # the highest rank leaves first where there is no room
     least: int = 16  # of the column that takes the rest
+    beyond: int = 0  # what that one has to have beyond its least before this one stands
 
 
 def whole_width(columns: Sequence[Column]) -> int:
     """Cells of a table that shows all of them: a sign before them, a blank behind each, the scroll bar."""
-    return 2 + sum((column.width or column.least) + 1 for column in columns)
+    return 2 + _needed(columns)
+
+
+def _needed(columns: Sequence[Column]) -> int:
+    """Cells of the columns, a blank behind each."""
+    return sum((column.width or column.least) + 1 + column.beyond for column in columns)
 
 
 class Table(Painted, can_focus=True):
@@ -247,7 +253,7 @@ class Table(Painted, can_focus=True):
 
     def _placed_in(self, room: int) -> list[Column]:
         kept = list(self._all_columns)
-        while len(kept) > 1 and sum((column.width or column.least) + 1 for column in kept) > room:
+        while len(kept) > 1 and _needed(kept) > room:
             kept.remove(max(kept, key=lambda column: column.rank))
         rest = room - sum(column.width + 1 for column in kept)
         return [

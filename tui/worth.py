@@ -13,6 +13,7 @@ from tui.pieces import BLANK, Line, Piece, heading, wrapped
 from tui.wording import count, fit
 
 UNIT = "tokens a round"
+PLAIN = "without a drafter"
 _PROTOCOL = ("temperature", "max_tokens", "num_degenerate", "dtype", "device")  # what a reader asks for first
 
 
@@ -51,17 +52,17 @@ def evaluation_lines(evaluations: Sequence[EvaluationRow], width: int) -> list[L
     rows = [row for row in evaluations if (row.attempt, row.step) == (newest.attempt, newest.step)]
     ways = {way_words(row.protocol): row for row in rows if _number(row, "acceptance_length") is not None}
     at = f" at step {count(newest.step)}" if newest.step is not None else ""
+    label = max(len(name) for name in (*ways, PLAIN)) + 2
     lines: list[Line] = []
     if ways:
-        lines += [BLANK, heading(f"Acceptance{at}", width, f"{UNIT} [95 %]"), *_way_lines(ways, width)]
+        lines += [BLANK, heading(f"Acceptance{at}", width, f"{UNIT} [95 %]"), *_way_lines(ways, label, width)]
         lines += wrapped(REPLAYED, width, "faint") if any(is_replayed(row.protocol) for row in ways.values()) else []
     for row in {way_words(row.protocol): row for row in rows if row not in ways.values()}.values():
-        lines += _other_lines(row, at, width)
+        lines += _other_lines(row, at, label, width)
     return [*lines, *_protocol_lines(newest.protocol, width)]
 
 
-def _way_lines(ways: Mapping[str, EvaluationRow], width: int) -> list[Line]:
-    label = max(len(name) for name in ways) + 2
+def _way_lines(ways: Mapping[str, EvaluationRow], label: int, width: int) -> list[Line]:
     lines: list[Line] = []
     for name, row in ways.items():
         pieces: list[Piece] = [(fit(name, label), "text"), (fit(_interval(row, "acceptance_length"), 18), "good")]
@@ -82,12 +83,12 @@ def _wrong(number: int, width: int) -> list[Line]:
     )
 
 
-def _other_lines(row: EvaluationRow, at: str, width: int) -> list[Line]:
+def _other_lines(row: EvaluationRow, at: str, label: int, width: int) -> list[Line]:
     """Estimates and what a script measured; the decode without a drafter says its speed alone."""
     method = str(row.protocol.get("method", ""))
     if method == "plain":
         speed = _number(row, "tokens_per_s")
-        return [[("without a drafter  ", "muted"), (f"{speed:.2f} tokens/s", "text")]] if speed is not None else []
+        return [[(fit(PLAIN, label), "muted"), (f"{speed:.2f} tokens/s", "text")]] if speed is not None else []
     title = "Estimated from the answers, not decoded" if method == "offline" else f"Evaluation{at}"
     bounds = {f"{name}{end}" for name in row.values for end in ("_low", "_high")}
     told = {

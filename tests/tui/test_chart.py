@@ -275,3 +275,13 @@ def test_a_label_is_the_value_of_its_row(low: float, high: float, is_log: bool) 
         assert len(text) <= 6
         assert abs(number - value) <= max(0.012 * (high - low), 0.03 * abs(value)), (text, value)
     assert len(set(labels.values())) == 3
+
+
+def test_several_curves_say_that_their_numbers_are_means() -> None:
+    several = [Series("", "series_1", SPREAD, 2.0), Series("", "series_2", SPREAD, 3.0)]
+
+    told = {unit: text_of(chart_lines("x", unit, several, SIZE, Look())[:1]) for unit in ("nats, mean", "mean", "nats")}
+
+    assert told["nats, mean"].rstrip() == told["mean"].rstrip()
+    assert told["mean"].split()[-1] == "mean"
+    assert "mean" not in told["nats"]

@@ -28,9 +28,9 @@ from tui.facts import fact_lines, fact_text
 from tui.failure import failure_lines
 from tui.hosts_lines import hosts_lines
 from tui.launch_lines import choice_lines
-from tui.memory import memory_tab_lines, peak_lines, plan_lines, water_lines
+from tui.memory import difference, memory_tab_lines, peak_lines, plan_lines, water_lines
 from tui.ordering import Offer, Planned, Standing, Wish, offers, planned
-from tui.overview import overview_lines
+from tui.overview import overview_lines, split_lines
 from tui.pieces import beside, fitted, flowed, text_of, width_of, wrapped
 from tui.snapshot import Ask, CurvesAsk, Snapshot
 from tui.spec import spec_lines
@@ -186,6 +186,33 @@ def test_the_shares_of_a_step_are_words_at_every_size(filled_yard: Path) -> None
         assert list(shares) == ["wait", "forward", "backward", "optimizer", "other"]
         assert sum(map(int, shares.values())) == pytest.approx(100, abs=3)
         assert ("#" * 20 in line) is (width == 138)
+
+
+def test_the_bar_of_a_steps_shares_is_never_cut(filled_yard: Path) -> None:
+    """Rounded one by one its parts may be a cell too many."""
+    detail = detail_of(filled_yard, RESUMED)
+
+    for width in range(100, 180):
+        (line,) = split_lines(detail, width, ascii_only=True)
+        assert "…" not in text_of([line])
+        assert width_of(line) <= width
+
+
+@pytest.mark.parametrize(("height", "is_apart"), [(20, False), (40, True)])
+def test_the_shares_of_a_step_stand_apart_where_there_is_room(filled_yard: Path, height: int, is_apart: bool) -> None:
+    lines = text_of(overview_lines(detail_of(filled_yard, LIVE), NOW_S, 138, height, ascii_only=False)).splitlines()
+    place = next(row for row, line in enumerate(lines) if line.startswith("a step"))
+
+    assert (lines[place + 1].strip() == "") is is_apart
+    assert len(lines) <= height or not is_apart
+
+
+@pytest.mark.parametrize(
+    ("planned_gib", "measured", "told"),
+    [(66.4, 66.1, "-0.30   0%"), (70.2, 84.0, "+13.80 +20%"), (83.2, 82.6, "-0.60  -1%")],
+)
+def test_a_difference_of_no_percent_has_no_sign(planned_gib: float, measured: float, told: str) -> None:
+    assert difference(planned_gib * GIB, measured * GIB)[0] == told
 
 
 def test_a_wrong_override_is_a_fault_of_the_wish(tmp_path: Path) -> None:

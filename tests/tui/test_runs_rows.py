@@ -11,14 +11,14 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow, State
 from tests.tui.golden import opened
 from tests.tui.world import NOW_S, Writer, Yard, steps
-from tests.tui.yard import DONE, LIVE, STOPPED, UNREACHABLE
+from tests.tui.yard import DONE, LIVE, OOM, STOPPED, UNREACHABLE
 from tui.app import Draftyard
 from tui.detail import read_detail
 from tui.frame import LEAST_WIDTH
 from tui.overview import state_lines
 from tui.pieces import text_of
 from tui.plain import screen_text
-from tui.runs_rows import COLUMNS, NEEDED, loss_text, run_cells, trouble_columns
+from tui.runs_rows import COLUMNS, NEEDED, loss_text, run_cells, trouble, trouble_columns
 from tui.snapshot import Ask, CurvesAsk, Room, RunNumbers
 from tui.table import Column
 from tui.wording import short_value
@@ -41,7 +41,7 @@ def row_of(path: Path, run_id: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "missing"),
-    [(125, set()), (124, {"unreachable"}), (113, {"unreachable"}), (112, {"unreachable", "tok/s"})],
+    [(135, set()), (134, {"unreachable"}), (113, {"unreachable"}), (112, {"unreachable", "tok/s"})],
 )
 async def test_every_column_stands_from_113_cells_on(
     width: int, missing: set[str], open_app: Callable[..., Draftyard]
@@ -49,9 +49,11 @@ async def test_every_column_stands_from_113_cells_on(
     """As docs/screens.md says; the word beside a state that `R?` says too is the first to leave, then the speed."""
     app = open_app()
     async with opened(app, size=(width, 24)):
-        header = next(line for line in screen_text(app).splitlines() if "ends in" in line)
-        cut_off = next(line for line in screen_text(app).splitlines() if "R? " in line)
+        text = screen_text(app)
+        header = next(line for line in text.splitlines() if "ends in" in line)
+        cut_off = next(line for line in text.splitlines() if "R? " in line)
 
+    assert width < 135 or "qwen27b/ddtree-narrow" in text  # a word that is said twice cuts no name
     titles = {column.title for column in NEEDED if column.title not in header}
     assert titles | ({"unreachable"} - set(cut_off.split())) == missing
     assert "running" in cut_off
@@ -121,6 +123,19 @@ def test_the_points_of_a_column_of_losses_stand_below_each_other(loss: float, to
 def test_a_loss_that_three_decimals_do_not_tell_is_told_all_the_same(loss: float) -> None:
     assert loss_text(loss) == short_value(loss, 7)
     assert len(loss_text(loss)) <= 7
+
+
+def test_out_of_memory_is_said_once(filled_yard: Path) -> None:
+    """The words of the exception say it again, and in a narrow list they would be all that is seen."""
+    room = Room(filled_yard)
+    snapshot = room.read(Ask(), NOW_S)
+    room.close()
+    assert snapshot is not None
+    run = next(run for run in snapshot.runs if run.id == OOM)
+
+    told = trouble(run, snapshot.numbers[OOM], NOW_S)[1]
+    assert told.startswith("out of memory: Tried to allocate 11.15 GiB. GPU 0 has a total capacity")
+    assert trouble(run, RunNumbers(cause="the container's limit"), NOW_S)[1] == "out of memory: the container's limit"
 
 
 def test_the_list_says_what_a_drafter_is_worth(filled_yard: Path) -> None:

@@ -38,6 +38,7 @@ def test_the_files_say_an_evaluation_in_words(filled_yard: Path) -> None:
     assert "Acceptance at step 400" in text
     assert "trained chain       1.71 [1.42, 2.03]   ×0.94 plain speed" in text
     assert "+0.71 [0.42, 1.03] over the untrained drafter" in text
+    assert "without a drafter   5.90 tokens/s" in text  # in the column of the others
     assert "without a drafter" in text
     assert text.index("trained chain") < text.index("Estimated from the answers, not decoded")
     assert "8 prompts of held_out.jsonl" in text
