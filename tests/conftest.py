@@ -18,7 +18,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 FREEZE_S = 0.03  # tens of thousands of objects; torch's compiler alone is a hundred thousand
-LONG_WAITS = ("test_two_hosts", "test_hosts_apart", "test_shell", "test_live")  # half a minute to two minutes a test
+LONG_WAITS = (
+    "test_two_hosts",
+    "test_hosts_apart",
+    "test_shell",
+    "test_live",
+    "test_package",
+)  # half a minute to two minutes a test
 
 settings.register_profile("house", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
