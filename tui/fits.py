@@ -18,12 +18,15 @@ def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0) -> list[Line]:
     if plan.note or plan.fault:
         return [heading("What would fit", width), *wrapped(plan.note or plan.fault, width, "muted")]
     capacity = plan.body.get("capacity_bytes")
-    is_short = plan.body.get("verdict") == "does not fit"
+    is_short = plan.body.get("step_verdict", plan.body.get("verdict")) == "does not fit"
     title = "What would fit" if is_short else "What would make room"
     room = f"planned, in {gib(capacity)}" if capacity else "planned"
     if capacity and short_bytes:
         room = f"planned, {gib(short_bytes)} kept free"
     lines: list[Line] = [heading(title, width, room)]
+    if plan.body.get("pass_verdict") == "does not fit":
+        told = f"The target's pass before training needs {gib(plan.body.get('target_pass_bytes'))}: no change makes it fit; prepare makes it on a larger card."
+        lines += wrapped(told, width, "warn")
     if plan.largest:
         lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])
     for change in plan.changes[:MOST]:
