@@ -31,7 +31,7 @@ def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0) -> list[Line]:
         lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])
     for change in plan.changes[:MOST]:
         lines += _change_lines(change, width)
-    if capacity and not plan.largest and not plan.changes:
+    if is_short and capacity and not plan.largest and not plan.changes:
         lines.append([("No single change fits; a smaller target or a shorter row is needed.", "warn")])
     return lines
 
