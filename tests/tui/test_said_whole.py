@@ -51,7 +51,7 @@ async def test_a_changed_key_is_told_whole(cut_off: Path, open_app: Open, keys: 
 
 async def test_a_changed_key_is_named_in_the_list(cut_off: Path, open_app: Open) -> None:
     app = open_app(cut_off)
-    async with opened(app, size=(130, 30)) as pilot:
+    async with opened(app, size=(140, 30)) as pilot:
         await shown(app, pilot, "mine/fast", "running     key changed")
         await press(app, pilot, "s")
         await shown(app, pilot, "host unreachable for", "THE HOST KEY HAS CHANGED")
