@@ -302,7 +302,8 @@ def _texts_against_plain(bench: _Bench, cases: Sequence[_Case], run: _Run) -> di
     counts = {"texts_equal": 0, "near_ties": 0, "mismatches": 0}
     for case, text in zip(cases, run.texts, strict=True):
         limit = case.setting.max_new_tokens
-        found = difference_from_plain(bench.target, case.prompt, plain=case.plain.ids[:limit], text=text.ids[:limit])
+        plain, ids = case.plain.ids[:limit], text.ids[:limit]
+        found = difference_from_plain(bench.target, case.prompt, plain=plain, text=ids, limit=limit)
         if found is None:
             counts["texts_equal"] += 1
             continue

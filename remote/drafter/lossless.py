@@ -33,9 +33,10 @@ class Difference:
 
 
 def difference_from_plain(
-    target: Target, prompt: Sequence[int], *, plain: Sequence[int], text: Sequence[int]
+    target: Target, prompt: Sequence[int], *, plain: Sequence[int], text: Sequence[int], limit: int
 ) -> Difference | None:
-    """None where the two are equal. Both are greedy, cut at the limit of tokens, and end with a token that ends them."""
+    """None where the two are equal. Both are greedy and cut at `limit` tokens; a text below it has to end with a token
+    that ends it."""
     if tuple(text) == tuple(plain):
         return None
     length = min(len(text), len(plain))
@@ -47,6 +48,9 @@ def difference_from_plain(
     ends = [index + 1 for index, token in enumerate(text) if token in target.stop_ids]
     if ends and ends[0] < len(text):
         return _fault(f"{start}; it goes on after token {ends[0]}, which ends it")
+    if not ends and len(text) < limit:
+        told = f"it ends after {len(text)} tokens, below the limit of {limit} and with none that ends a text"
+        return _fault(f"{start}; {told}")
     plain_there = [*text[:place], plain[place], *text[place + 1 :]]
     best, (below, plain_below) = _below_best(target, prompt, text, candidates=[list(text), plain_there])
     tie = NEAR_TIE_LOGITS.get(target.dtype, 0.0)

@@ -345,6 +345,19 @@ def test_a_text_that_differs_and_goes_on_after_its_stop_token_is_a_mismatch(tied
     assert f"it goes on after token {tied.place + 1}, which ends it" in note
 
 
+def test_a_text_that_differs_and_breaks_off_below_the_limit_is_a_mismatch(tied):
+    """Each of its tokens is right, and it is no whole text: nothing ended it. One that a token ends may be shorter."""
+    cut = tied.text.ids[:-1]
+
+    counts, note = tied.counts(cut)
+
+    assert counts == {"texts_equal": 0, "near_ties": 0, "mismatches": 1}
+    assert f"it ends after {len(cut)} tokens, below the limit of 8 and with none that ends a text" in note
+    stopping = replace(tied.target, stop_ids=frozenset({cut[-1]} - set(cut[:-1])))
+    assert stopping.stop_ids, "the text of this target says its last token but one once"
+    assert replace(tied, target=stopping).counts(cut)[0] == {"texts_equal": 0, "near_ties": 1, "mismatches": 0}
+
+
 def test_a_text_that_differs_costs_one_pass_of_the_target(tied):
     passes = []
 
