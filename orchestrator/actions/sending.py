@@ -105,10 +105,11 @@ def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:
             return run, True
         settle_if_killed(store, run)  # though no follower has said so yet
         run = store.reader.run(run.id)
-        if run.id == new.id and not _can_begin_anew(store, run, new):
-            return run, False
-        store.remove(new.id)
-        store.purge(new.id)
+        if run.id == new.id:  # else it is gone, and the id of another run begins so
+            if not _can_begin_anew(store, run, new):
+                return run, False
+            store.remove(new.id)
+            store.purge(new.id)
     except StoreError:
         raise
     except DraftyardError:

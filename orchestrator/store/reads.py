@@ -112,7 +112,7 @@ class Reader:
         order, order_values = queries.order_by(sort)
         sql = f"SELECT {queries.RUN_COLUMNS} FROM runs r WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
         values = (*values, *order_values, -1 if limit is None else limit, offset)
-        return [_run(row) for row in self.database.all(sql, values)]
+        return [run_of_row(row) for row in self.database.all(sql, values)]
 
     def count_runs(self, where: str = "", *, kind: str | None = "train", removed: bool = False) -> int:
         """How many runs `runs` would return without a limit."""
@@ -122,11 +122,11 @@ class Reader:
     def live_runs(self) -> list[RunRow]:
         """Every run of any kind that has not ended."""
         sql = f"SELECT {queries.RUN_COLUMNS} FROM runs r WHERE {queries.IS_LIVE} ORDER BY r.created_s"
-        return [_run(row) for row in self.database.all(sql)]
+        return [run_of_row(row) for row in self.database.all(sql)]
 
     def run(self, selector: str) -> RunRow:
         """By full id, unique prefix of four characters or more, @last or @failed. Raises RunNotFound."""
-        return _run(run_row(self.database, selector))
+        return run_of_row(run_row(self.database, selector))
 
     def promised_gpus(self, host: str, *, but: str | None = None) -> dict[str, str]:
         """GPU (UUID or index) -> the live run that was promised it; `but`: a run whose own there do not count."""
@@ -365,7 +365,7 @@ def _build(kind: type[Row], row: sqlite3.Row, **changes: Any) -> Row:
 
 
 @lru_cache(4096)  # a screen reads the same hundreds again at every piece of news, and few of them have changed
-def _run(row: sqlite3.Row) -> RunRow:
+def run_of_row(row: sqlite3.Row) -> RunRow:
     tags = tuple(sorted(row["tags"].split("\x1f"))) if row["tags"] else ()
     more = tuple(row["more_hosts"].split("\x1f")) if row["more_hosts"] else ()
     git_dirty = bool(row["git_dirty"])

@@ -7,6 +7,7 @@ reads what the first has written.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +17,24 @@ from sqlmodel import Session, col, select
 from orchestrator.errors import DraftyardError
 from orchestrator.redact import redact
 from orchestrator.store import queries
-from orchestrator.store.rows import Document, State
+from orchestrator.store.reads import run_of_row
+from orchestrator.store.rows import Document, RunRow, State
 from orchestrator.store.tables import AttemptTable, DocumentTable, IntentTable, NodeTable, RunTable, event_of
 
 Choose = Callable[[Mapping[str, str]], tuple[str, ...]]  # GPU -> the run it is promised to; the GPUs chosen
 STOPPED = "stopped"
 BINNED = "the run went into the bin"
 CALLED_OFF = "called off by a stop"  # what became of a retry
+
+
+def row_of(session: Session, run_id: str) -> RunRow:
+    """As a reader would give it, in this transaction: behind it another process may have purged the run."""
+    session.flush()
+    driver = session.connection().connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    cursor = driver.cursor()
+    cursor.row_factory = sqlite3.Row
+    return run_of_row(cursor.execute(f"SELECT {queries.RUN_COLUMNS} FROM runs r WHERE r.id = ?", (run_id,)).fetchone())
 
 
 def begin_attempt(

@@ -94,7 +94,7 @@ class Store:
                 session.add_all(DocumentTable(run_key=key, name=name, text=text) for name, text in texts)
                 session.add_all(TagTable(run_key=key, tag=tag) for tag in set(map(redact, new.tags)))
                 session.add_all(nodes_of(key, new))
-        return self.reader.run(new.id)
+            return run_states.row_of(session, new.id)
 
     def keep_document(self, run_id: str, name: Document, text: str) -> None:
         """Adds a long text to the run, or replaces it."""

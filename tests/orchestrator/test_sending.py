@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -87,36 +88,46 @@ def said_again() -> NewRun:
 
 
 class Overtaken(Store):
-    """Another try of the same launch takes the failed row away, to begin anew, just before or just after this one looks."""
+    """Another try of the same launch takes the failed row away, to begin anew, just before or just after this one looks,
+    or between this one's transaction and whatever is read behind it."""
 
-    def __init__(self, path: Path, *, is_before: bool) -> None:
+    def __init__(self, path: Path, *, when: str) -> None:
         super().__init__(path)
-        self.is_before, self.is_first = is_before, True
+        self.when, self.creating = when, ""
 
     def create_run(self, new: NewRun) -> RunRow:
-        is_first, self.is_first = self.is_first, False
-        if is_first and self.is_before:
+        when, self.when = self.when, ""
+        if when == "before":
             self._take_away(new.id)
+        self.creating = new.id if when == "within" else ""
         found = super().create_run(new)
-        if is_first and not self.is_before:
+        if when == "after":
             self._take_away(new.id)
         return found
+
+    @contextmanager
+    def _session(self) -> Iterator[Any]:
+        run_id, self.creating = self.creating, ""
+        with super()._session() as session:
+            yield session
+        if run_id:
+            self._take_away(run_id)
 
     def _take_away(self, run_id: str) -> None:
         self.remove(run_id)
         self.purge(run_id)
 
 
-@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("when", ["before", "within", "after"])
 def test_a_launch_that_made_the_row_again_starts_it_though_another_took_the_failed_one_away(
-    tmp_path: Path, is_before: bool
+    tmp_path: Path, when: str
 ) -> None:
     """Of three tries at once none held the row for its own: each said the run's id, exit 0, and nothing was started."""
     with Store(tmp_path / "runs.db") as store:
         store.create_run(new_run(RUN, documents={Document.SPEC: "{}", Document.LAUNCHER: "the first"}))
         store.set_state(RUN, State.FAILED, evidence="its host was away")
 
-    with Overtaken(tmp_path / "runs.db", is_before=is_before) as store:
+    with Overtaken(tmp_path / "runs.db", when=when) as store:
         run, is_ours = _begin(store, said_again())
         _, is_the_next_ones = _begin(
             store, replace(said_again(), documents={Document.LAUNCHER: json.dumps({"launch": "the third"})})
