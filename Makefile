@@ -62,6 +62,9 @@ format: setup-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Marks say nothing of a venv whose python is gone (the system's was upgraded, say): what they mark is made again.
+_ := $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/*.ready)
+
 setup-demo: $(VENV)/demo.ready
 setup-test: $(VENV)/test.ready system-packages
 
@@ -72,7 +75,7 @@ $(VENV)/pip.ready:
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "draftyard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; \
 	    exit 1; }; \
-	  [ -e $(BIN)/python ] || { mkdir -p $(VENV) && touch $(VENV)/making; }; \
+	  [ -e $(BIN)/python ] || { rm -f $(BIN)/python*; mkdir -p $(VENV) && touch $(VENV)/making; }; \
 	  [ ! -e $(VENV)/making ] || rm -rf $(VENV)/lib/python*/site-packages/pip $(VENV)/lib/python*/site-packages/pip-*; \
 	  $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip --version >/dev/null || { \
 	    echo "no venv module: install it (Debian: apt-get install python3-venv)"; exit 1; }; }

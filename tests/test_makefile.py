@@ -86,6 +86,53 @@ def test_a_venv_whose_making_was_killed_is_made_whole_the_next_time(tmp_path: Pa
     assert not (venv / "making").exists()
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["a link that leads nowhere", "no python"])
+def test_a_venv_whose_python_is_gone_is_made_again(tmp_path: Path, is_there: bool) -> None:
+    """The system's python was upgraded, or the folder moved: every target after it would end in "No such file"."""
+    python, venv = stand_in(tmp_path / "python3", WITHOUT_PIP), tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    for mark in ("pip.ready", "demo.ready", "test.ready"):
+        (venv / mark).touch()
+    if is_there:
+        (venv / "bin" / "python").symlink_to(tmp_path / "python3.10")
+
+    for target in ("setup-demo", "setup-test"):
+        told = make(f"PYTHON={python}", f"VENV={venv}", "SYSTEM_TOOLS=sh", target)
+
+        assert (told.returncode, told.stdout) == (
+            2,
+            "no venv module: install it (Debian: apt-get install python3-venv)\n",
+        )
+
+
+@pytest.mark.slow
+def test_links_that_lead_nowhere_are_made_anew(tmp_path: Path) -> None:
+    """The venv module keeps a link that it finds, wherever that leads."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (venv / "pip.ready").touch()
+    for link in (venv / "bin").glob("python*"):
+        link.unlink()
+        link.symlink_to(tmp_path / "gone")
+
+    done = make(f"PYTHON={sys.executable}", f"VENV={venv}", f"{venv}/pip.ready")
+
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run([venv / "bin" / "python", "-m", "pip", "--version"], check=False).returncode == 0
+
+
+def test_a_venv_that_is_whole_is_left_alone(tmp_path: Path) -> None:
+    venv, calls = tmp_path / "venv", tmp_path / "calls"
+    stand_in(venv / "bin" / "python", PIP.format(calls=calls))
+    for mark in ("pip.ready", "demo.ready"):
+        (venv / mark).touch()
+
+    done = make(f"PYTHON={tmp_path / 'none'}", f"VENV={venv}", "setup-demo")
+
+    assert done.returncode == 0, done.stderr
+    assert not calls.exists()
+
+
 def test_an_old_python_is_named_with_what_to_type(tmp_path: Path) -> None:
     python = stand_in(tmp_path / "python3", OLD)
 
