@@ -18,15 +18,33 @@ MARKER = "draftyard-target.json"  # as `remote.drafter.target_files` has it; a t
 
 
 def found(work_dir: Path, source: str, paths: list[str]) -> dict[str, Any]:
-    missing = [path for path in paths if not Path(path).is_file()]
+    try:
+        fault, is_converted = _target(work_dir, source)
+    except RuntimeError:  # so says expanduser
+        fault, is_converted = f"{source}: this host has no user of that name; write the whole path", True
+    except OSError as error:
+        fault, is_converted = f"{error.filename} cannot be read there ({error.strerror})", True
+    return {"target": fault, "is_converted": is_converted, "missing": [path for path in paths if not _is_file(path)]}
+
+
+def _target(work_dir: Path, source: str) -> tuple[str | None, bool]:
+    """What is wrong with the target, and whether nothing of it is left to convert. Raises OSError, RuntimeError."""
     path, fault = _packaged(source) if source.startswith("package:") else (Path(source).expanduser(), None)
-    is_converted = True
-    if path is not None and path.suffix == ".gguf":
+    if path is None:
+        return fault, True
+    if path.suffix == ".gguf":
         fault = None if path.is_file() else f"{path} is no file there"
-        is_converted = any(_is_whole(folder, path.name) for folder in (work_dir / "cache" / "targets").glob("*"))
-    elif path is not None and not (path / "config.json").is_file():
+        return fault, any(_is_whole(folder, path.name) for folder in (work_dir / "cache" / "targets").glob("*"))
+    if not (path / "config.json").is_file():
         fault = f"{path} is no Hugging Face folder there (it would hold a config.json)"
-    return {"target": fault, "is_converted": is_converted, "missing": missing}
+    return fault, True
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
 
 
 def _packaged(source: str) -> tuple[Path | None, str | None]:
@@ -40,12 +58,13 @@ def _packaged(source: str) -> tuple[Path | None, str | None]:
 
 
 def _is_whole(folder: Path, name: str) -> bool:
-    """Made from a file of that name, and marked when it was whole."""
+    """Made from a file of that name, and what the trainer takes for whole before it reads the bytes; a test compares."""
     try:
         marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        return marker["source"] == name and all(
-            (folder / each).stat().st_size == facts["size"] for each, facts in marker["files"].items()
-        )
+        files = marker["files"]
+        sizes = [(folder / each).stat().st_size if (folder / each).is_file() else None for each in files]
+        is_told = marker["source"] == name and isinstance(marker["source_sha256"], str)
+        return is_told and bool(files) and None not in sizes and sizes == [facts["size"] for facts in files.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 

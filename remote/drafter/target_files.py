@@ -288,11 +288,6 @@ def _write(aside: Path, gguf: Path, tokenizer: Any, model: Any) -> None:
     sync_folder(aside)
 
 
-def _is_whole(folder: Path) -> bool:
-    """Marked, and every file there with the size it was written with."""
-    return _written(folder) is not None
-
-
 def _written(folder: Path) -> dict[Path, str] | None:
     """The files of a marked folder with the hashes they were written with; None where one of another size stands there."""
     marker = read_json(folder / MARKER) or {}

@@ -17,18 +17,65 @@ def test_the_mark_of_a_converted_target_is_the_trainers() -> None:
     assert MARKER == trainer.MARKER
 
 
-@pytest.mark.parametrize("kind", ["whole", "cut", "a file short", "unmarked"])
-def test_a_folder_is_whole_here_where_it_is_for_the_trainer(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "weights").write_bytes(b"123" if kind == "cut" else b"12345")
-    files = {"weights": {"size": 5}} | ({"config.json": {"size": 2}} if kind == "a file short" else {})
-    if kind != "unmarked":
-        (tmp_path / MARKER).write_text(json.dumps({"source": "x.gguf", "source_sha256": "ab" * 32, "files": files}))
+SHA256 = "ab" * 32
+MARKED = {"source": "x.gguf", "source_sha256": SHA256, "files": {"weights": {"size": 5, "sha256": SHA256}}}
+MARKS: dict[str, object] = {
+    "whole": MARKED,
+    "a file short": MARKED | {"files": {**MARKED["files"], "config.json": {"size": 2}}},  # type: ignore[dict-item]
+    "no files": MARKED | {"files": {}},
+    "files in a list": MARKED | {"files": [1]},
+    "a file without facts": MARKED | {"files": {"weights": 5}},
+    "no size": MARKED | {"files": {"weights": {}}},
+    "a size of null": MARKED | {"files": {"weights": {"size": None}}},
+    "a folder for a file": MARKED | {"files": {"deep": {"size": 4096}}},
+    "no digest": {name: value for name, value in MARKED.items() if name != "source_sha256"},
+    "a digest that is none": MARKED | {"source_sha256": 7},
+    "a list": [],
+    "no object": 5,
+}
 
-    assert ready._is_whole(tmp_path, "x.gguf") is trainer._is_whole(tmp_path) is (kind == "whole")
+
+@pytest.mark.parametrize("kind", MARKS)
+@pytest.mark.parametrize("weights", [b"12345", b"123", None])
+def test_a_folder_is_converted_here_where_the_trainer_takes_it(
+    tmp_path: Path, kind: str, weights: bytes | None
+) -> None:
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / MARKER).write_text("[" * 100_000)
-    assert not ready._is_whole(tmp_path / "deep", "x.gguf")
+    if weights is not None:
+        (tmp_path / "weights").write_bytes(weights)
+    (tmp_path / MARKER).write_text(json.dumps(MARKS[kind]))
+
+    is_whole = kind == "whole" and weights == b"12345"
+    assert (ready._is_whole(tmp_path, "x.gguf"), trainer._written(tmp_path) is not None) == (is_whole, is_whole)
     assert not ready._is_whole(tmp_path, "other.gguf"), "the trainer names the folder by the file; here its marker does"
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[" * 100_000])
+def test_a_folder_without_a_marker_that_can_be_read_is_not_converted(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / MARKER).write_text(text)
+
+    assert not ready._is_whole(tmp_path, "x.gguf")
+    assert trainer._written(tmp_path) is None
+
+
+@pytest.mark.parametrize("source", ["~nosuchuser/x", "~nosuchuser/x.gguf"])
+def test_a_user_that_the_host_does_not_know_is_told_in_a_line(tmp_path: Path, source: str) -> None:
+    told = found(tmp_path, source, [])["target"]
+
+    assert told == f"{source}: this host has no user of that name; write the whole path"
+    with pytest.raises(UserFault, match="this host has no user of that name; write the whole path"):
+        trainer.target_folder(source, cache=tmp_path)
+
+
+@pytest.mark.parametrize("source", [f"/{'x' * 300}", f"/{'x' * 300}.gguf"])
+def test_a_path_that_cannot_be_looked_at_is_told_in_a_line(tmp_path: Path, source: str) -> None:
+    answer = found(tmp_path, source, [source])
+
+    assert " cannot be read there (File name too long)" in answer["target"]
+    assert answer["missing"] == [source]
+    with pytest.raises(UserFault, match="File name too long"):
+        trainer.target_folder(source, cache=tmp_path)
 
 
 @pytest.mark.slow
@@ -68,18 +115,11 @@ def test_a_gguf_file_is_converted_where_the_folder_made_from_it_is_whole(tmp_pat
     folder = tmp_path / "cache" / "targets" / "x-0123456789ab"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(b"12345")
-    (folder / MARKER).write_text(json.dumps({"source": "x.gguf", "files": {"weights": {"size": 5}}}))
+    (folder / MARKER).write_text(json.dumps(MARKED))
     assert found(tmp_path, str(source), [])["is_converted"] is True
 
     (folder / "weights").write_bytes(b"123")
     assert found(tmp_path, str(source), [])["is_converted"] is False
-
-
-@pytest.mark.parametrize("marker", ["", "[]", '{"source": "x.gguf"}', '{"source": "x.gguf", "files": [1]}', "{"])
-def test_a_marker_of_another_shape_is_none(tmp_path: Path, marker: str) -> None:
-    (tmp_path / MARKER).write_text(marker)
-
-    assert ready._is_whole(tmp_path, "x.gguf") is False
 
 
 def test_a_package_that_is_not_installed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
