@@ -176,7 +176,8 @@ def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: int 
     if found.kind != Reason.GPU_OOM:
         return found
     if found.facts.get("level") == "driver" and pins_memory(traceback):
-        return replace(PINNED(""), facts={**found.facts, **PINNED("").facts})
+        pinned = PINNED("")
+        return replace(pinned, facts={**found.facts, **pinned.facts})
     scene = Scene(
         found.facts,
         traceback,
