@@ -205,7 +205,7 @@ def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) 
     for name in settled.left_out:
         add = shlex.join(["git", "add", "-f", name])
         tell(f"warning: the recipe names {name}, which git ignores: it is not shipped; {add} ships it")
-    for line in settled.lacking:
+    for line in (*settled.lacking, *settled.unshipped):
         tell(f"warning: {line}")
     if trains and settled.others:
         with open_reader(places) as reader:

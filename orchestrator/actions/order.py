@@ -65,6 +65,7 @@ class Settled:
     env: Mapping[str, str] = field(repr=False)  # the recipe's, the host's file, the order's: later ones win
     left_out: tuple[str, ...] = ()  # files here that the recipe names and git ignores: the job will not find them
     lacking: tuple[str, ...] = ()  # what the spec names as data and nobody has, a line each
+    unshipped: tuple[str, ...] = ()  # programs of the spec's that the folder shipped does not hold, a line each
     recipe: Mapping[str, str] = field(default_factory=dict)  # its file here and the hash of its content
     others: tuple[Settled, ...] = ()  # the same for each host after the first
     node: Node = ALONE
@@ -102,9 +103,12 @@ def settle(places: Places, order: Order) -> Settled:
     missed = left_out(tree, source, _words(spec)) if isinstance(spec, ScriptSpec) else []
     environment = _environment(spec, host, order)
     lacking = tuple(f"{path}: {told}" for path, told in recipes.lacking_data(spec, recipe.folder))
+    unshipped = tuple(f"{path}: {told}" for path, told in recipes.lacking_files(spec, recipe.folder))
     identity = recipes.identity(recipe)
     refuse_uneven(spec, order.hosts)
-    settled = Settled(order, spec, host, tree, git_facts(source), environment, tuple(missed), lacking, identity)
+    settled = Settled(
+        order, spec, host, tree, git_facts(source), environment, tuple(missed), lacking, unshipped, identity
+    )
     return _on_all(places, settled)
 
 

@@ -18,6 +18,7 @@ from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
 from remote.spec import DFlashSpec
 from tests.orchestrator.runs import started
+from tests.orchestrator.yard import RECIPE, Yard
 
 BUNDLED_RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2.yaml"
 
@@ -116,3 +117,17 @@ def test_a_settled_order_knows_the_file_of_its_recipe(tmp_path: Path) -> None:
 
     file = str(tmp_path / "recipes" / "smollm2.yaml")
     assert settled.recipe == {"recipe_file": file, "recipe_hash": hashlib.sha256(text).hexdigest()}
+
+
+@pytest.mark.parametrize("words", [("launch", "tiny", "--dry-run"), ("launch", "tiny"), ("smoke", "tiny")])
+def test_a_program_that_is_not_shipped_is_named_before_anything_is(yard: Yard, words: tuple[str, ...]) -> None:
+    """Word for word what `recipe check` says of it, by those who would start a job of it."""
+    yard.edit("tiny.yaml", RECIPE.replace('"train.py"]', '"trian.py"]'))
+    assert yard.run("recipe", "check", "tiny") == 0
+    told = yard.err.partition("warning: ")[2].partition(" command: ")[2].splitlines()[0]
+    assert "'trian.py' is not in " in told
+    (yard.root / "hosts.yaml").write_text("hosts: {box: {address: 127.0.0.1, port: 9}}\n", encoding="utf-8")
+
+    assert yard.run(*words, "--host", "box") == 4, "not even a host that can be reached is needed"
+
+    assert yard.err.count(f"warning: command: {told}\n") == 1
