@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -330,22 +331,38 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
     saved_places = gib_places(*(switch.saved_bytes for switch in found))
     rows = [
         [
-            f"{place} {switch.name}" if is_numbered else switch.name,
+            "",  # its name comes last, into the room that the numbers leave
             in_gib(switch.plan.driver_bytes, places=places),
             in_gib(switch.saved_bytes, places=saved_places),
             f"x{switch.work_factor:.2f}" if time is None else f"{time.step_s * switch.work_factor:.3g}",
             "same" if switch.keeps_result else "differs",
         ]
-        for place, switch in enumerate(found, 1)
+        for switch in found
     ]
-    head, *lines = table(columns, rows, width=width)
+    numbers_wide = max(len(click.unstyle(line)) for line in table(columns, rows, width=None)) - len(columns[0].heading)
+    room = None if width is None else width - numbers_wide
+    labels = [f"{place} {switch.name}" if is_numbered else switch.name for place, switch in enumerate(found, 1)]
+    names = [wrapped(label, room) for label in labels]
+    head, *lines = table(columns, [[name[0], *row[1:]] for name, row in zip(names, rows, strict=True)], width=width)
     told = [head]
-    for switch, line in zip(found, lines, strict=True):
-        typed = " ".join(f"--set {override}" for override in switch.overrides)
+    for switch, line, name in zip(found, lines, names, strict=True):
         beware = caution(switch)
         cautions = wrapped(beware, width, indent=2) if beware else []
-        told += [line, *(click.style(text, dim=True) for text in (*cautions, f"  {typed}"))]
+        told += [line, *(f"  {part}" for part in name[1:])]
+        told += [click.style(text, dim=True) for text in (*cautions, *_typed(switch.overrides, width))]
     return told
+
+
+def _typed(overrides: Sequence[str], width: int | None) -> list[str]:
+    """What to type, in as many lines as it takes; each override is whole, to be copied."""
+    lines = [""]
+    for word in (f"--set {override}" for override in overrides):
+        longer = f"{lines[-1]} {word}"
+        if lines[-1] and width is not None and len(longer) + 2 > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer.strip()
+    return [f"  {line}" for line in lines]
 
 
 def _switch_body(switch: Switch, time: StepTime | None) -> dict[str, Any]:

@@ -146,6 +146,23 @@ def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
     assert float(line.split()[-3]) == pytest.approx((found.plan.driver_bytes - best.plan.driver_bytes) / GIB, abs=0.01)
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_changes_keep_within_the_terminal_and_stay_whole(places: Places, width: int) -> None:
+    page = _page(places, "qwen3.6-27b", width, branch="v6", capacity_bytes=24 * GIB)
+    start = page.index("What would fit")
+    shown = page[start : page.index("", start)]
+    whole = _page(places, "qwen3.6-27b", branch="v6", capacity_bytes=24 * GIB)[start:]
+    best = plan_memory(places, "qwen3.6-27b", branch="v6", capacity_bytes=24 * GIB).switches[0]
+
+    assert max(map(len, shown)) <= width
+    assert any(len(line) > width for line in whole)
+    numbers = shown[2].split()[-4:]
+    assert numbers[:2] == [in_gib(best.plan.driver_bytes), in_gib(best.saved_bytes)]
+    told = " ".join(" ".join(shown[2:]).split())
+    assert all(word in told for word in best.name.replace(",", "").split())
+    assert all(any(f"--set {override}" in line for line in shown) for override in best.overrides)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("total_bytes", [64 * GIB, 9 * GIB])
 def test_what_must_fit_with_a_change_may_be_held_beside_what_must_fit_today(places: Places, total_bytes: int) -> None:
