@@ -148,6 +148,9 @@ def _check_depth(text: str, file: str) -> None:
             raise fault(file, mark.line + 1, mark.column + 1, f"nested deeper than {MAX_DEPTH} levels")
 
 
+_Pairs = dict[str, tuple[yaml.Node, yaml.Node]]
+
+
 class _Reader:
     """Turns nodes into values, remembering positions and collecting faults."""
 
@@ -155,6 +158,7 @@ class _Reader:
         self.file, self.faults = file, faults
         self.values: dict[Path, Position] = {}
         self.keys: dict[Path, Position] = {}
+        self.pairs_of: dict[int, _Pairs] = {}
 
     def at(self, node: yaml.Node) -> Position:
         return Position(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
@@ -163,22 +167,28 @@ class _Reader:
         self.faults.append(Fault(self.at(node), ".".join(map(str, path)), message))
 
     def check_size(self, root: yaml.Node) -> None:
-        """Refuses an alias inside what it names, and texts that grow too large when aliases are written out."""
-        sizes: dict[int, int] = {}
+        """Refuses an alias inside what it names, and texts that grow too large or deep when aliases are written out."""
+        sizes: dict[int, tuple[int, int]] = {}  # values, levels
         open_nodes: set[int] = set()
 
-        def size(node: yaml.Node) -> int:
+        def size(node: yaml.Node) -> tuple[int, int]:
             if id(node) in open_nodes:
-                raise YamlFaults([*self.faults, Fault(self.at(node), "", "an alias refers to what contains it")])
+                raise self.refusal(node, "an alias refers to what contains it")
             if id(node) not in sizes:
                 open_nodes.add(id(node))
-                sizes[id(node)] = 1 + sum(map(size, _children(node)))
+                below = [size(child) for child in _children(node)]
+                num_levels = max((levels for _, levels in below), default=0) + isinstance(node, yaml.CollectionNode)
+                if num_levels > MAX_DEPTH:
+                    raise self.refusal(node, f"aliases nest deeper than {MAX_DEPTH} levels")
+                sizes[id(node)] = 1 + sum(num for num, _ in below), num_levels
                 open_nodes.discard(id(node))
             return sizes[id(node)]
 
-        if size(root) > MAX_VALUES:
-            message = f"aliases expand to more than {MAX_VALUES} values"
-            raise YamlFaults([*self.faults, Fault(self.at(root), "", message)])
+        if size(root)[0] > MAX_VALUES:
+            raise self.refusal(root, f"aliases expand to more than {MAX_VALUES} values")
+
+    def refusal(self, node: yaml.Node, message: str) -> YamlFaults:
+        return YamlFaults([*self.faults, Fault(self.at(node), "", message)])
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self.values[path] = self.at(node)
@@ -205,46 +215,47 @@ class _Reader:
         return float(value) if node.tag == FLOAT and isinstance(value, int) else value
 
     def read_map(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        """Merged keys (`<<`) give way to the map's own; of several merged maps the first wins."""
-        own: dict[str, Any] = {}
-        first: dict[str, yaml.Node] = {}
-        merged: list[yaml.Node] = []
-        for key_node, value_node in node.value:
-            key = key_node.value
-            if key_node.tag not in (STR, MERGE) or not isinstance(key, str):
-                shown = f"; write '\"{key}\"'" if isinstance(key, str) else ""
-                self.report(key_node, path, f"a key must be text{shown}")
-                continue
-            if key in first:
-                line = first[key].start_mark.line + 1
-                self.report(key_node, (*path, key), f"duplicate key (first given at line {line})")
-                continue
-            first[key] = key_node
-            if key_node.tag == MERGE:
-                merged = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                continue
+        result = {}
+        for key, (key_node, value_node) in self.pairs(node, path).items():
             self.keys[(*path, key)] = self.at(key_node)
-            own[key] = self.read(value_node, (*path, key))
-        return self.read_merged(merged, path, own) if merged else own
+            result[key] = self.read(value_node, (*path, key))
+        return result
 
-    def read_merged(self, sources: list[yaml.Node], path: Path, own: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for source in sources:
+    def pairs(self, node: yaml.MappingNode, path: Path) -> _Pairs:
+        """The nodes of each key. Merged keys (`<<`) give way to the map's own; of several merged maps the first wins.
+
+        Looked up once a node: maps that merge each other in turn would else be gone through again at every turn.
+        """
+        if id(node) not in self.pairs_of:
+            own: _Pairs = {}
+            for key_node, value_node in node.value:
+                key = key_node.value
+                if key_node.tag not in (STR, MERGE) or not isinstance(key, str):
+                    shown = f"; write '\"{key}\"'" if isinstance(key, str) else ""
+                    self.report(key_node, path, f"a key must be text{shown}")
+                elif key in own:
+                    line = own[key][0].start_mark.line + 1
+                    self.report(key_node, (*path, key), f"duplicate key (first given at line {line})")
+                else:
+                    own[key] = key_node, value_node
+            self.pairs_of[id(node)] = self.with_merged(own, path)
+        return self.pairs_of[id(node)]
+
+    def with_merged(self, own: _Pairs, path: Path) -> _Pairs:
+        if "<<" not in own or own["<<"][0].tag != MERGE:
+            return own
+        _, value_node = own.pop("<<")
+        merged: _Pairs = {}
+        for source in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
             if not isinstance(source, yaml.MappingNode):
                 self.report(source, (*path, "<<"), "only maps can be merged")
                 continue
-            inner = _Reader(self.file, self.faults)
-            for key, value in inner.read_map(source, path).items():
-                if key not in own and key not in result:
-                    result[key] = value
-                    self.adopt(inner, (*path, key))
-        return result | own
-
-    def adopt(self, other: _Reader, path: Path) -> None:
-        """Takes over the positions at and below `path`."""
-        length = len(path)
-        self.values |= {at: position for at, position in other.values.items() if at[:length] == path}
-        self.keys |= {at: position for at, position in other.keys.items() if at[:length] == path}
+            for key, pair in self.pairs(source, path).items():
+                if key in own or key in merged:  # nobody will see it, but a fault in it is a fault
+                    _Reader(self.file, self.faults).read(pair[1], (*path, key))
+                else:
+                    merged[key] = pair
+        return merged | own
 
 
 def _children(node: yaml.Node) -> Iterator[yaml.Node]:

@@ -2,6 +2,11 @@
 
 import math
 import string
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,6 +85,73 @@ def test_merge_keys_fill_in_what_the_map_itself_does_not_say() -> None:
     assert document.value["z"] == {"b": 7, "c": 2, "d": 4}
     assert str(document.values["z", "c"]) == "f.yaml:1:17"
     assert str(document.values["z", "b"]) == "f.yaml:5:6"
+
+
+def test_of_several_merged_maps_every_fault_is_told_and_every_place_is_known() -> None:
+    assert faults("z: {<<: {a: !x 1, b: 1, b: 2}, a: 3}\n") == [
+        "f.yaml:1:13: z.a: the tag !x is not known; leave it out",
+        "f.yaml:1:25: z.b: duplicate key (first given at line 1)",
+    ]
+    assert faults("z: {<<: [1, {c: 1}]}\n") == ["f.yaml:1:10: z.<<: only maps can be merged"]
+    document = parse("x: &x {b: {c: [1, 2]}}\ny: &y {<<: *x, d: 1}\nz: {<<: *y}\n", "f.yaml")
+    assert document.value["z"] == {"b": {"c": [1, 2]}, "d": 1}
+    assert str(document.values["z", "b", "c", 1]) == "f.yaml:1:19"
+    assert str(document.keys["z", "b", "c"]) == "f.yaml:1:12"
+    assert str(document.keys["z", "b"]) == "f.yaml:1:8"
+
+
+def _merged_map(num: int) -> str:
+    return "env: &b {" + ", ".join(f"k{index}: 1" for index in range(num)) + "}\nsettings: {<<: *b}\n"
+
+
+def _merged_maps(num: int) -> str:
+    below = "".join(f"- &b{index} {{k{index}: 1}}\n" for index in range(num))
+    return f"a:\n{below}settings: {{<<: [{', '.join(f'*b{index}' for index in range(num))}]}}\n"
+
+
+def _merges_in_turn(num: int) -> str:
+    """Each map merges the one before it: what is long is the first."""
+    return (
+        "m0: &m0 {"
+        + ", ".join(f"k{index}: 1" for index in range(num))
+        + "}\n"
+        + "".join(f"m{index}: &m{index} {{<<: *m{index - 1}, l{index}: 1}}\n" for index in range(1, 10))
+    )
+
+
+def _work(text: str) -> int:
+    """Lines of the recipe's own code that reading `text` takes, each round of a loop counted."""
+    num = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        nonlocal num
+        num += event == "line"
+        return trace if Path(frame.f_code.co_filename).parent.name in ("recipe", "yaml") else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        parse(text)
+    finally:
+        sys.settrace(before)
+    return num
+
+
+@pytest.mark.parametrize("text_of", [_merged_map, _merged_maps, _merges_in_turn])
+def test_reading_takes_as_much_longer_as_the_text_is_longer(text_of: Callable[[int], str]) -> None:
+    """Four times the text was sixteen times the work: a recipe of 100 kB took minutes."""
+    assert _work(text_of(200)) < 6 * _work(text_of(50))
+
+
+def test_merges_and_lists_that_nest_by_their_aliases_are_refused_like_written_ones() -> None:
+    """Each stands one level deep where it is written; read out, they went deeper than Python does."""
+    maps, lists = "a0: &a0 {k: 1}\n", "a0: &a0 [1]\n"
+    for index in range(1, MAX_DEPTH + 6):
+        maps += f"a{index}: &a{index} {{<<: *a{index - 1}, k{index}: 1}}\n"
+        lists += f"a{index}: &a{index} [*a{index - 1}]\n"
+
+    for text in (maps, lists):
+        assert faults(text) == [f"f.yaml:65:6: aliases nest deeper than {MAX_DEPTH} levels"]
 
 
 def test_an_alias_inside_what_it_names_is_refused() -> None:
