@@ -35,6 +35,15 @@ def read_given(path: Path) -> bytes:
         return read_bounded(stream, str(path))
 
 
+def odd_kind(path: Path) -> str | None:
+    """What a file that is no regular one is ("a pipe"), links followed and nothing opened; None where nobody can tell."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except (OSError, ValueError):
+        return None
+    return None if kind == stat.S_IFREG else _KINDS.get(kind, "no file")
+
+
 def read_bounded(stream: BinaryIO, name: str) -> bytes:
     """All that comes; OSError where that is more than LARGEST_BYTES."""
     content = stream.read(LARGEST_BYTES + 1)

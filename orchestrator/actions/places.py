@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError, one_line
+from orchestrator.given import odd_kind
 from orchestrator.lazy import lazy
 from orchestrator.nearest import nearest
 
@@ -74,7 +75,7 @@ class Places:
 def find_places(cwd: Path, environ: Mapping[str, str], *, db: Path | None = None) -> Places:
     """Flags before environment before project file before user file before built-in.
 
-    Raises UsageError for a fault in a settings file, and for logs that lie beside a link to the database.
+    Raises UsageError for a fault in a settings file, for a database that is no file, and for logs that lie beside a link to it.
     """
     home = Path(environ.get("HOME") or Path.home())
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "draftyard"
@@ -109,7 +110,12 @@ def find_places(cwd: Path, environ: Mapping[str, str], *, db: Path | None = None
 
 
 def _database(named: str) -> Path:
-    """The file itself: logs lie beside it, not beside a link to it. Raises UsageError where they still do."""
+    """The file itself: logs lie beside it, not beside a link to it. Raises UsageError where they still do.
+
+    A pipe or a folder is refused here, before anything opens it: a pipe would be waited for.
+    """
+    if seen := odd_kind(Path(named)):
+        raise UsageError(f"{named} is {seen}; a database file was expected: --db or DRAFTYARD_DB names another")
     real = Path(os.path.realpath(named))
     left, logs = Path(named).absolute().parent / "logs", real.parent / "logs"
     if not logs.exists() and any(left.glob("*/*/std*.log")):

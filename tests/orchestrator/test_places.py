@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,37 @@ def test_a_circle_of_links_is_a_place_like_any_other_until_it_is_opened(project:
     (project / "runs.db").symlink_to(project / "runs.db")
 
     assert _found(project).db == project / "runs.db"
+
+
+@pytest.mark.parametrize("seen", ["a pipe", "a socket", "a device", "a folder"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_is_no_file_is_no_database_and_is_not_opened(
+    project: Path, seen: str, is_link: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite opens a pipe and waits for whoever writes into it."""
+    at = project / "odd"
+    if seen == "a pipe":
+        os.mkfifo(at)
+    elif seen == "a device":
+        at = Path("/dev/zero")
+    elif seen == "a folder":
+        at.mkdir()
+    else:
+        monkeypatch.chdir(project)  # an address has 107 bytes at most
+        with socket.socket(socket.AF_UNIX) as there:
+            there.bind(at.name)
+    named = project / "link"
+    if is_link:
+        named.symlink_to(at)
+    else:
+        named = at
+
+    for found in ({"db": named}, {"DRAFTYARD_DB": str(named)}):
+        with pytest.raises(UsageError) as refused:
+            _found(project, **found)  # type: ignore[arg-type]
+        assert (
+            str(refused.value) == f"{named} is {seen}; a database file was expected: --db or DRAFTYARD_DB names another"
+        )
 
 
 def test_logs_that_were_left_beside_a_link_to_the_database_are_to_be_moved(project: Path) -> None:

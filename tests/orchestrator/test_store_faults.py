@@ -96,8 +96,19 @@ def test_a_folder_in_place_of_the_database(broken: Yard) -> None:
     (yard.root / "runs.db").mkdir()
 
     for words in (*READS, *WRITES):
-        _expect_one_line(yard, words, "is a folder; a database file was expected", "--db or DRAFTYARD_DB")
+        assert yard.run(*words) == 2, f"{words}: {yard.out}{yard.err}"
+        assert yard.out == "", words
+        told = "runs.db is a folder; a database file was expected: --db or DRAFTYARD_DB names another"
+        assert yard.err == f"error: {yard.root}/{told}\n", words
     assert _nothing_was_started(yard)
+
+
+def test_a_pipe_in_place_of_the_database_is_not_waited_for(broken: Yard) -> None:
+    os.mkfifo(broken.root / "runs.db")
+
+    for words in (["ls"], ["show", RUN], ["note", RUN, "a word"], ["doctor"], ["launch", "tiny"], ["follow"]):
+        assert broken.run(*words) == 2, f"{words}: {broken.out}{broken.err}"
+        assert "runs.db is a pipe; a database file was expected" in broken.err
 
 
 @pytest.mark.slow
