@@ -20,6 +20,7 @@ from remote.spec import ENTRIES
 
 TOP_KEYS = ("name", "why", "default_branch", "base", "branches")
 MAX_LINEAGE = 64  # branches laid over one another; each costs every branch behind it
+MAX_LAID = 1_000_000  # values of all branches with what lies below each: seconds of work
 MAX_HINTS = 50
 MAX_TOLD = 8  # names of a circle
 BRANCH_NAME = r"letters, digits, '.', '_' and '-'"
@@ -108,6 +109,7 @@ def read_recipe_file(path: Path, bundled: Path) -> RecipeFile:
     _check_top(file)
     _read_branches(file)
     _read_presets(file)
+    _check_laid(file)
     return file
 
 
@@ -268,6 +270,27 @@ def _read_presets(file: RecipeFile) -> None:
             faults.append(f"{shown_path(path)}:1:1: expected a map of fields, such as target and drafter")
     if faults:
         raise RecipeError(faults)
+
+
+def _check_laid(file: RecipeFile) -> None:
+    """Each branch is resolved with all layers below it, so a short text can ask for hours. Raises RecipeError."""
+    base = file.value.get("base")
+    in_base, own = _num_values(base), {name: _num_values(body) for name, body in file.branches.items()}
+    in_presets = {name: _num_values(document.value) for name, document in file.presets.items()}
+    num_laid = 0
+    for lineage in file.lineages.values():
+        bodies = (file.branches[name] for name in reversed(lineage))
+        namer = next((body for body in (*bodies, base) if isinstance(body, dict) and "preset" in body), {})
+        num_laid += in_base + in_presets.get(str(namer.get("preset")), 0) + sum(own[name] for name in lineage)
+    if num_laid > MAX_LAID:
+        told = f"the branches together write {num_laid} values, those of base and of what each extends counted for each"
+        file.report(("branches",), f"{told}; at most {MAX_LAID}")
+        raise RecipeError(file.faults)
+
+
+def _num_values(value: Any) -> int:
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(1 + _num_values(child) for child in below)
 
 
 def _without(body: dict[str, Any], key: str) -> dict[str, Any]:

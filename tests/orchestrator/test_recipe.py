@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import RecipeError, UsageError
 from orchestrator.recipe import Recipe, diff, find_recipe, known_recipes, load_recipe, slug
+from orchestrator.recipe.file import read_recipe_file
 from orchestrator.recipe.layers import leaves
 from orchestrator.recipe.overrides import format_path, format_value
 from orchestrator.recipe.strict_yaml import dump
@@ -119,6 +120,39 @@ def test_a_name_with_a_slash_becomes_one_folder_name() -> None:
     recipe = load(changed("name: tiny", "name: a/b c"))
 
     assert (recipe.name, recipe.slug, recipe.resolve().spec.recipe) == ("a/b c", "a-b-c", "a-b-c")
+
+
+def test_branches_that_lay_too_many_values_over_one_another_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each branch is resolved with all that is below it: 1 MiB of branches and keys were hours of work."""
+    monkeypatch.setattr("orchestrator.recipe.file.MAX_LAID", 40)
+    text = """
+        name: tiny
+        why: y
+        base: {entry: script, folder: ., command: [a, b, c], env: {A: "1", B: "2", C: "3"}}
+        branches:
+        """
+    few = [f"  b{index}: {{why: z}}" for index in range(3)]
+    many = [f"  b{index}: {{why: z}}" for index in range(4)]
+    lined = ["  c0: {env: {D: '4'}}", *(f"  c{index}: {{extends: c{index - 1}}}" for index in range(1, 4))]
+
+    assert len(load(textwrap.dedent(text) + "\n".join(few)).branches) == 3
+    for branches in (many, lined):
+        with pytest.raises(RecipeError) as refused:
+            load(textwrap.dedent(text) + "\n".join(branches))
+        assert len(refused.value.items) == 1
+        assert re.fullmatch(
+            r"recipes/tiny.yaml:6:\d+: branches: the branches together write \d+ values, "
+            r"those of base and of what each extends counted for each; at most 40",
+            refused.value.items[0],
+        ), refused.value.items
+
+
+def test_the_bound_of_all_branches_is_far_above_what_a_person_writes() -> None:
+    branches = "".join(f"  b{index}: {{why: z, tags: [a]}}\n" for index in range(100))
+    env = ", ".join(f'K{index}: "1"' for index in range(1000))
+    text = f"name: x\nwhy: y\nbase: {{entry: script, folder: ., command: [a], env: {{{env}}}}}\nbranches:\n{branches}"
+
+    assert len(read_recipe_file(write(text), Path("none")).branches) == 100
 
 
 def test_a_nul_byte_is_a_fault_with_its_place() -> None:
