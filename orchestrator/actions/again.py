@@ -38,7 +38,7 @@ def command_line(verb: str, words: Words, *more: str) -> str:
 
 
 def words_of_run(run: RunRow, launch: Mapping[str, Any]) -> Words:
-    """Those of a run, from the document of its launch; one that never got to its host has none, and less is known."""
+    """Those of a run, from the document of its launch, which is kept with the row; one brought from elsewhere tells less."""
 
     def listed(name: str) -> tuple[str, ...]:
         return tuple(str(item) for item in launch.get(name) or ())

@@ -233,18 +233,21 @@ def _describe(store: Store, run: RunRow, lot: Lot, mark: gate.Fingerprint, gpus:
     settled, site = lot.settled, lot.site
     store.describe_run(run.id, workdir=site.place.work_dir, tree_hash=settled.tree.hash, fingerprint=mark.value)
     store.keep_document(run.id, Document.FINGERPRINT, json.dumps(dict(mark.parts)))
-    launch: dict[str, Any] = {
-        "python": site.place.python,
-        "gpus": list(gpus),
-        "overrides": list(settled.order.overrides),
-    }
-    launch |= settled.recipe
-    launch |= {"env": sorted(settled.env), "versions": versions(site.facts)}  # names only: values may be secrets
-    if settled.order.gpus:
-        launch["named_gpus"] = list(settled.order.gpus)  # a resume asks for them again
-    if settled.order.env:
-        launch["named_env"] = sorted(settled.order.env)  # so does whoever types the same again
+    told = {"python": site.place.python, "gpus": list(gpus)}
+    launch = {**told, **_typed(settled), "versions": versions(site.facts)}
     store.keep_document(run.id, Document.LAUNCH, json.dumps(launch))
+
+
+def _typed(settled: Settled) -> dict[str, Any]:
+    """What a launch knows before its host is asked: enough to type the same again, wherever it breaks off."""
+    order = settled.order
+    typed: dict[str, Any] = {"overrides": list(order.overrides), **settled.recipe}
+    typed["env"] = sorted(settled.env)  # names only: values may be secrets
+    if order.gpus:
+        typed["named_gpus"] = list(order.gpus)  # a resume asks for them again
+    if order.env:
+        typed["named_env"] = sorted(order.env)  # so does whoever types the same again
+    return typed
 
 
 def _keep_plan(store: Store, run: RunRow, spec: Spec, cards: Sequence[Card]) -> None:
@@ -337,6 +340,7 @@ def _row(settled: Settled, task: Task, hosts_file: Path) -> NewRun:
     spec, git = settled.spec, settled.git
     documents = {
         Document.SPEC: dump(spec),
+        Document.LAUNCH: json.dumps(_typed(settled)),
         Document.LAUNCHER: this_process(),
         Document.HOSTS_FILE: str(hosts_file),
         **({Document.GIT_PATCH: git.patch} if git.patch else {}),

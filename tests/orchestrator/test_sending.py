@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from orchestrator.actions.again import command_line, words_of_run
 from orchestrator.actions.commands import train_commands
 from orchestrator.actions.lots import Lot
 from orchestrator.actions.order import Order, Settled
-from orchestrator.actions.sending import Task, _adopted, _begin, _on_sites
+from orchestrator.actions.sending import Task, _adopted, _begin, _on_sites, _row
 from orchestrator.actions.site import Site
 from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import silent
@@ -135,6 +137,21 @@ def test_a_launch_that_made_the_row_again_starts_it_though_another_took_the_fail
 
     assert (is_ours, run.state, run.attempt) == (True, State.PENDING, 0)
     assert not is_the_next_ones
+
+
+def test_the_row_of_a_launch_knows_from_its_creation_on_what_was_typed(tmp_path: Path) -> None:
+    """One that ended while it was pending led to another job: its overrides came with the answer of its host."""
+    typed = Order("tiny", overrides=("train.num_steps=7",), gpus=("1",), env={"A_TOKEN": "canary"})
+    git = cast("Any", SimpleNamespace(commit=None, is_dirty=False, patch=None))
+    settled = Settled(typed, tiny_spec(), LOCAL, bundled_tree(), git, {"A_TOKEN": "canary", "B": "2"})
+    with Store(tmp_path / "runs.db") as store:
+        run, _ = _begin(store, _row(settled, Task(Kind.TRAIN, train_commands(settled.spec)), tmp_path / "hosts.yaml"))
+        kept = store.reader.document(run.id, Document.LAUNCH) or "{}"
+
+    line = command_line("launch", words_of_run(run, json.loads(kept)))
+    assert line.endswith("--host local --set train.num_steps=7 --gpus 1 --env A_TOKEN")
+    assert json.loads(kept)["env"] == ["A_TOKEN", "B"]  # what `logs` hides
+    assert "canary" not in kept
 
 
 def test_two_launches_of_one_process_are_told_apart() -> None:
