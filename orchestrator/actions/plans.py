@@ -30,6 +30,7 @@ from orchestrator.store.rows import FailureRow, Reason, RunRow
 from orchestrator.units import format_size
 from remote.plan import FITS_SHARE, Plan, plan
 from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switches
+from remote.plan.memory import target_bytes
 from remote.spec import DFlashSpec, parse
 
 Found = TypeVar("Found")
@@ -246,6 +247,11 @@ def _time_effects(places: Places, specs: Sequence[DFlashSpec], made: Sequence[Pl
         Effect(f"time of a step, {told}", "s", left.step_s, right.step_s),
         Effect("time of all steps", "s", left.total_s, right.total_s),
     ]
+
+
+def target_loaded_bytes(found: Planned) -> int:
+    """What a training holds of a card before its first step, prepared or not: the target's weights and the context."""
+    return target_bytes(found.spec, found.plan.sizes) + found.plan.context_bytes
 
 
 def caution(switch: Switch) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.actions.again import Words, command_line
-from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, caution, plan_body
+from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, caution, plan_body, target_loaded_bytes
 from orchestrator.actions.shortfall import GROW, GROW_ENV
 from orchestrator.actions.step_time import StepTime, tflop, time_sentence, time_text
 from orchestrator.units import counted
@@ -265,11 +265,19 @@ def _pass_told(found: Planned) -> str:
 
 
 def _prepared_elsewhere(found: Planned) -> list[str]:
-    """What to type where the pass does not fit: no change of a step makes it less."""
-    if found.plan.pass_verdict != "does not fit":
+    """What to type where the pass does not fit: no change of a step makes it less. A training loads the target even where
+    nothing is left to compute, so a card that its weights alone fill is too small.
+    """
+    made = found.plan
+    if made.pass_verdict != "does not fit" or made.capacity_bytes is None:
         return []
+    loaded_bytes = target_loaded_bytes(found)
+    if loaded_bytes > made.capacity_bytes + made.reserve_bytes:
+        return [f"it takes a larger card: a training loads the target first, {gib(loaded_bytes)}"]
     typed = command_line("prepare", Words(found.spec.recipe, found.spec.branch, ("HOST",)))
-    return [f"{typed}    # on a larger card; then bring the cache of its work folder here"]
+    folder = ".local/share/draftyard/cache/"
+    then = "# then this, on the host with the smaller card (docs/recipes.md tells more)"
+    return [f"{typed}    # on a larger card", then, f"rsync -a HOST:{folder} ~/{folder}"]
 
 
 def _capacity(found: Planned, card_bytes: int | None = None) -> str:

@@ -247,7 +247,11 @@ def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
         assert [line.split()[2] for line in told] == (["54.79"] if is_said else [])
         assert (": fits" in lines[2]) is not is_said
         assert (body["verdict"] == "does not fit") is is_said
-        assert any("draftyard prepare qwen3.6-27b" in line and "--host HOST" in line for line in lines) is is_said
+        helps = is_said and gib > 50  # a training loads the target though nothing is left to compute
+        assert any("draftyard prepare qwen3.6-27b" in line and "--host HOST" in line for line in lines) is helps
+        assert any(line.startswith("rsync -a HOST:.local/share/draftyard/cache/ ~/") for line in lines) is helps
+        assert any(line.startswith("it takes a larger card: ") for line in lines) is (is_said and not helps)
+        assert not any("rsync" in line and len(line) > 80 for line in lines)
 
 
 def test_a_card_too_small_for_a_rank_of_the_target_fits_nothing_on_the_first_line(places: Places) -> None:
