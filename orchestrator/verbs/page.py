@@ -247,9 +247,8 @@ def next_steps(page: RunPage) -> list[str]:
         commands = [f"draftyard logs {run.id}"] if has_begun else []
         if run.reason in MEMORY_REASONS and page.spec.get("entry") == "dflash":  # of a script nothing is predicted
             commands = [f"draftyard show {run.id} --oom    # what would fit", *commands]
-        commands += (
-            [f"draftyard resume {run.id}    # the same values, from its newest checkpoint"] if can_resume else []
-        )
+        start = "its newest checkpoint" if page.checkpoints else "step 1: no checkpoint is known"
+        commands += [f"draftyard resume {run.id}    # the same values, from {start}"] if can_resume else []
         if run.reason == Reason.MISSING_DEPENDENCY and not has_begun:  # until then the same launch fails again
             commands += [shlex.join(["draftyard", "doctor", inert(host), "--fix"]) for host in run.hosts]
         commands += _anew(page)

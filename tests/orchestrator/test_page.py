@@ -23,7 +23,7 @@ from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
 from orchestrator.verbs.history import series_table
-from orchestrator.verbs.page import run_page
+from orchestrator.verbs.page import next_steps, run_page
 from remote.plan import plan
 from remote.spec import DFlashSpec, RolesSpec, dump
 from remote.wire import Event
@@ -207,6 +207,21 @@ def test_a_failure_says_file_and_line_once_and_what_to_type_next(places: Places)
     assert "Checkpoints, the newest 5 of 6" in text
     assert "  draftyard resume kscriptt    # the same values" in text
     assert "  draftyard launch tiny -b broken --host local --set settings.lr=0.5    # anew;" in text
+
+
+def test_a_resume_is_offered_from_a_checkpoint_only_where_one_is_known(places: Places) -> None:
+    run_id, _ = _failed_script(places)
+    page = history.show(places, run_id)
+
+    offered = [
+        next(line for line in next_steps(each) if "draftyard resume" in line)
+        for each in (page, dataclasses.replace(page, checkpoints=[]))
+    ]
+
+    assert offered == [
+        f"  draftyard resume {run_id}    # the same values, from its newest checkpoint",
+        f"  draftyard resume {run_id}    # the same values, from step 1: no checkpoint is known",
+    ]
 
 
 def test_a_launch_that_never_began_is_passed_over_and_leads_to_a_new_one(places: Places) -> None:
