@@ -63,6 +63,7 @@ class Host:
     python: str = "python3"
     gpus: tuple[str, ...] = ()
     env_file: Path | None = None
+    env_file_at: str = ""  # the file, line and column that names it
     host_keys: str = "strict"
     known_hosts: Path | None = None  # instead of the files of ~/.ssh/config
     ssh_config: Path | None = None
@@ -139,13 +140,18 @@ def _may_enter(folder: Path) -> bool:
     return True
 
 
-def read_env_file(path: Path) -> dict[str, str]:
-    """`KEY=VALUE` lines, `#` comments, quotes as in a shell; UsageError names the line, never the value."""
+def read_env_file(path: Path, named_at: str = "") -> dict[str, str]:
+    """`KEY=VALUE` lines, `#` comments, quotes as in a shell; UsageError names the line, never the value.
+
+    `named_at`: where somebody may correct the path.
+    """
     values: dict[str, str] = {}
     try:
         text = read_given(path.expanduser()).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"env file {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+        told = f"env file {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}"
+        repair = f"; write KEY=VALUE lines there, or correct its path at {named_at}" if named_at else ""
+        raise UsageError(told + repair) from error
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip().removeprefix("export ").strip()
         if not stripped or stripped.startswith("#"):
@@ -216,6 +222,7 @@ def _host(name: str, entry: Any, document: Document, faults: list[str]) -> Host:
         try:
             _refuse_control(value)
             values |= reader(value)
+            values |= {"env_file_at": str(position)} if key == "env_file" else {}
         except ValueError as error:
             faults.append(f"{position}: hosts.{name}.{key}: {error}")
     return replace(base, **values)

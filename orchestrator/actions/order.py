@@ -238,5 +238,5 @@ def read_env_words(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[s
 
 def _environment(spec: Spec, host: Host, order: Order) -> dict[str, str]:
     """Later ones win: the recipe's, the host's file, the order's."""
-    from_host = read_env_file(host.env_file) if host.env_file is not None else {}
+    from_host = read_env_file(host.env_file, host.env_file_at) if host.env_file is not None else {}
     return {**spec.env, **from_host, **order.env}

@@ -131,3 +131,13 @@ def test_a_program_that_is_not_shipped_is_named_before_anything_is(yard: Yard, w
     assert yard.run(*words, "--host", "box") == 4, "not even a host that can be reached is needed"
 
     assert yard.err.count(f"warning: command: {told}\n") == 1
+
+
+def test_an_env_file_that_is_not_there_is_told_with_the_line_that_names_it(yard: Yard) -> None:
+    file = yard.root / "hosts.yaml"
+    file.write_text("hosts:\n  local:\n    env_file: /nowhere/a.env\n", encoding="utf-8")
+
+    assert yard.run("launch", "tiny", "--dry-run") == 2
+
+    told = "env file /nowhere/a.env: No such file or directory; write KEY=VALUE lines there, or correct its path at "
+    assert f"{told}{file}:3:5\n" in yard.err
