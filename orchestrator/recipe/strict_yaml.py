@@ -32,6 +32,7 @@ from orchestrator.recipe.yaml_text import (
 __all__ = ["Document", "Fault", "Path", "Position", "YamlFaults", "dump", "dump_flow", "parse", "scalar"]
 
 MAX_DEPTH = 64  # the C parser recurses; a deeper text would end the process, not raise
+MAX_TABS = 20  # told; the text is read anew behind each
 MAX_VALUES = 100_000  # after every alias is written out
 
 STR, INT, FLOAT = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -101,7 +102,7 @@ for _resolver in (Loader, Dumper):
 
 
 def _compose(text: str, file: str, faults: list[Fault]) -> yaml.Node | None:
-    """The node tree, or None for an empty text. Reads on past tabs; any other grammar fault ends it."""
+    """The node tree, or None for an empty text. Reads on past MAX_TABS tabs; any other grammar fault ends it."""
     while True:
         try:
             _check_depth(text, file)
@@ -115,9 +116,11 @@ def _compose(text: str, file: str, faults: list[Fault]) -> yaml.Node | None:
             line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
             blanked = _blank_tab(text, line, column)
             message = ": ".join(part for part in (error.context, error.problem) if part)
-            message = message if blanked is None else "a tab cannot indent; use spaces"
+            is_last = blanked is None or len(faults) + 1 >= MAX_TABS
+            if blanked is not None:
+                message = "a tab cannot indent; use spaces" + (", in the lines below as well" if is_last else "")
             faults.append(Fault(Position(file, line, column), "", message))
-            if blanked is None:
+            if blanked is None or is_last:
                 raise YamlFaults(faults) from error
             text = blanked
         else:

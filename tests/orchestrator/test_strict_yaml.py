@@ -137,6 +137,15 @@ def _work(text: str) -> int:
     return num
 
 
+def test_of_many_tabs_the_first_are_told() -> None:
+    """The text is read anew behind each: a file of tabs alone took minutes."""
+    told = faults("".join(f"k{index}:\n\tx: 1\n" for index in range(100)))
+
+    assert told[0] == "f.yaml:2:1: a tab cannot indent; use spaces"
+    assert told[-1] == "f.yaml:40:1: a tab cannot indent; use spaces, in the lines below as well"
+    assert len(told) == 20
+
+
 @pytest.mark.parametrize("text_of", [_merged_map, _merged_maps, _merges_in_turn])
 def test_reading_takes_as_much_longer_as_the_text_is_longer(text_of: Callable[[int], str]) -> None:
     """Four times the text was sixteen times the work: a recipe of 100 kB took minutes."""
