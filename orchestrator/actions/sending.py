@@ -80,6 +80,7 @@ class Launched:
     sent_bytes: int = 0
     unmet: tuple[gate.RungStanding, ...] = ()  # what --force went past
     more_hosts: tuple[str, ...] = ()
+    found: State | None = None  # of a run that an earlier try had started: the state it was in
 
 
 def send(places: Places, settled: Settled, task: Task, *, tell: Tell = silent) -> Launched:
@@ -154,7 +155,7 @@ def _adopted(store: Store, run: RunRow, new: NewRun, tell: Tell) -> Launched:
         raise DraftyardError(f"{told}\n  go on with it: draftyard resume {run.id}; or give another --id")
     tell(f"run {run.id} was launched before and is {run.state}; nothing more was started")
     run_dir = f"{run.workdir}/runs/{run.id}" if run.workdir else ""
-    return Launched(run.id, run.attempt, run.host, run_dir, more_hosts=run.more_hosts)
+    return Launched(run.id, run.attempt, run.host, run_dir, more_hosts=run.more_hosts, found=run.state)
 
 
 def resend(

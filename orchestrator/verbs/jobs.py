@@ -292,9 +292,7 @@ def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -
             terminal.document(**told, **more)
             return
         terminal.lines([started.run_id])
-        terminal.say(
-            f"it runs on {_and(started)}; draftyard watch {started.run_id}, or draftyard logs {started.run_id} -f"
-        )
+        terminal.say(whereabouts(started))
         return
     terminal.say(f"run {started.run_id} on {_and(started)}; Ctrl-C leaves it going")
     run = wait_shown(terminal, started.run_id)
@@ -313,6 +311,15 @@ def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -
     else:
         terminal.lines(run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s))
     raise click.exceptions.Exit(life.outcome_code(run))
+
+
+def whereabouts(started: Launched) -> str:
+    """Where the job is and what to type next; of one that an earlier launch had started, the state it was found in."""
+    run_id, state = started.run_id, started.found or State.RUNNING
+    if state.is_final:
+        return f"it has {state} on {_and(started)}; draftyard show {run_id}"
+    word = "runs" if state is State.RUNNING else f"is {state}".replace("_", " ")
+    return f"it {word} on {_and(started)}; draftyard watch {run_id}, or draftyard logs {run_id} -f"
 
 
 def _and(started: Launched) -> str:

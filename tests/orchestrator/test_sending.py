@@ -27,6 +27,7 @@ from orchestrator.shell.local import LocalShell
 from orchestrator.store.rows import Document, Kind, NewRun, Reason, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.tree import bundled_tree
+from orchestrator.verbs.jobs import whereabouts
 from orchestrator.workplace import Workplace
 from remote.spec import RolesSpec
 from tests.orchestrator.runs import RUN, batch, event, new_run
@@ -152,6 +153,22 @@ def test_the_row_of_a_launch_knows_from_its_creation_on_what_was_typed(tmp_path:
     assert line.endswith("--host local --set train.num_steps=7 --gpus 1 --env A_TOKEN")
     assert json.loads(kept)["env"] == ["A_TOKEN", "B"]  # what `logs` hides
     assert "canary" not in kept
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (State.PENDING, "it is pending on local; draftyard watch"),
+        (State.RUNNING, "it runs on local; draftyard watch"),
+        (State.SUCCEEDED, "it has succeeded on local; draftyard show"),
+    ],
+)
+def test_a_launch_said_again_says_the_state_its_run_is_in(tmp_path: Path, state: State, said: str) -> None:
+    with Store(tmp_path / "runs.db") as store:
+        run = store.create_run(new_run(RUN, host="local", documents={Document.SPEC: "{}"}))
+        found = _adopted(store, replace(run, state=state), new_run(RUN, documents={Document.SPEC: "{}"}), silent)
+
+    assert whereabouts(found).startswith(f"{said} {RUN}")
 
 
 def test_two_launches_of_one_process_are_told_apart() -> None:
