@@ -272,7 +272,8 @@ def _from_exit(exit_file: Mapping[str, Any], *, may_be_card: bool) -> list[Failu
         found = NO_SHARED_MEMORY("")
     elif exit_file.get("reason") == "start_failed":
         return [_start_failed(str(exit_file.get("message") or ""))]
-    what = f"signal {number}" if number is not None else f"exit status {code}"
+    is_told = exit_file.get("signal") is not None  # else the exit status is what is known: the job may have chosen it
+    what = f"signal {number}" if is_told else f"exit status {code}"
     fault = fault_of_card(exit_file) if may_be_card and found is None else None
     if fault is not None:
         line, meant = fault

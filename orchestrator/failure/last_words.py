@@ -31,7 +31,10 @@ def last_words(exit_file: Mapping[str, Any], stderr: str, stdout: str) -> LastWo
         return None
     source, printed = ("stderr", stderr) if stderr.strip() else ("stdout", stdout)
     lines = printed.rstrip().splitlines()[-LAST_LINES:]
-    how = f"signal {number} ({_name(number)})" if isinstance(number, int) else f"exit status {code}"
+    named = f"signal {number} ({_name(number)})" if isinstance(number, int) else ""
+    how = named or f"exit status {code}"
+    if named and exit_file.get("signal") is None:  # the job itself may have chosen that status
+        how = f"exit status {code}" + ("" if named.endswith("(unknown)") else f", as a shell says of {named}")
     hint = _CRASHED if number in _CRASHES else _SAID_NO_MORE if lines else _SAID_NOTHING
     last = f": {lines[-1].strip()}" if lines else ""
     return LastWords(f"{how}{last}", hint, source if lines else "exit file", "\n".join(lines))

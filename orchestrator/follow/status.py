@@ -127,6 +127,11 @@ def _ended(exit_file: Mapping[str, Any], known: Known, rules: Rules) -> Verdict:
     if number in ENDED_FROM_HERE and known.stop_was_asked and known.run.state is State.STOPPING:
         text = f"stopped as asked{_how(code, number)}; its supervisor had heard of no stop{rest}"
         return Verdict(State.STOPPED, Reason.USER, text, ended_s, True)
+    if number is not None and code is not None:
+        said = f"exit status {code}, as a shell says of {STOP_SIGNALS.get(number, f'signal {number}')}"
+        state = State.STOPPED if number in STOP_SIGNALS else State.FAILED
+        text = f"{said}; none was sent from here{rest}"
+        return Verdict(state, f"{Reason.SIGNAL}:{number}", text, ended_s, state is State.FAILED)
     if number in STOP_SIGNALS:
         text = f"ended by {STOP_SIGNALS[number]} that was not ours{rest}"
         return Verdict(State.STOPPED, f"{Reason.SIGNAL}:{number}", text, ended_s)
@@ -141,7 +146,7 @@ def _ended(exit_file: Mapping[str, Any], known: Known, rules: Rules) -> Verdict:
 
 
 def _code_and_signal(exit_file: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Exit code and signal; a shell in between reports signal n as exit status 128 + n."""
+    """Exit code and signal; a shell in between reports signal n as exit status 128 + n: both are given then."""
     code, number = _whole(exit_file.get("exit_code")), _whole(exit_file.get("signal"))
     if number is None and code is not None and code - 128 in (2, 6, 7, 9, 11, 15):
         return code, code - 128
@@ -149,9 +154,11 @@ def _code_and_signal(exit_file: Mapping[str, Any]) -> tuple[int | None, int | No
 
 
 def _how(code: int | None, number: int | None) -> str:
-    if number is not None:
-        return f", ended by signal {number}"
-    return f", exit status {code}" if code is not None else ""
+    if number is None:
+        return f", exit status {code}" if code is not None else ""
+    return (
+        f", ended by signal {number}" if code is None else f", exit status {code}, as a shell says of signal {number}"
+    )
 
 
 def _exit_zero(known: Known, rules: Rules, ended_s: float | None) -> Verdict:

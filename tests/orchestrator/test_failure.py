@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.failures import ours, table
 from orchestrator.failure import Failure, Findings, Told, causes, from_log
+from orchestrator.failure.last_words import last_words
 from orchestrator.failure.oom_text import numbers, size_bytes
 from tests.orchestrator.failure_corpus import CORPUS, FATAL_XIDS, LOOK_ALIKES, OTHER_XIDS, Case, gib, xid_line
 from tests.orchestrator.failure_quotes import OTHER_MEMORY, QUOTATIONS
@@ -266,6 +267,24 @@ def test_the_exit_file_names_what_no_text_could_say(exit_file: dict[str, Any], k
 
     assert (found.kind, found.reason, found.source) == (kind, kind, "exit file")
     assert found.hint
+
+
+def test_an_exit_status_is_told_as_one_even_where_a_shell_means_a_signal_by_it() -> None:
+    full = {"signal": None, "disk": {"free_bytes": 4096, "free_inodes": 10}}
+    for code in (137, 200):
+        (found,) = causes(Findings(exit_file={**full, "exit_code": code, "host_oom_kill_delta": int(code == 137)}))
+        assert found.message.startswith(f"exit status {code}; ")
+    (found,) = causes(Findings(exit_file={**KILLED, "host_oom_kill_delta": 1}))
+    assert found.message.startswith("signal 9; ")
+
+    for exit_file, told in (
+        ({"exit_code": 137, "signal": None}, "exit status 137, as a shell says of signal 9 (SIGKILL)"),
+        ({"exit_code": 255, "signal": None}, "exit status 255"),
+        ({"exit_code": None, "signal": 9}, "signal 9 (SIGKILL)"),
+    ):
+        words = last_words(exit_file, "", "")
+        assert words is not None
+        assert words.message == told
 
 
 @pytest.mark.parametrize(

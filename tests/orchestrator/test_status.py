@@ -71,10 +71,30 @@ CASES = [
         "exit 0 after a reported failure", exit_with(0), State.FAILED, "exit:0", "reported a failure", outcome="failed"
     ),
     Case("SIGTERM from anyone", exit_with(None, 15), State.STOPPED, "signal:15", "SIGTERM that was not ours"),
-    Case("SIGTERM through a shell", exit_with(143), State.STOPPED, "signal:15"),
+    Case(
+        "SIGTERM through a shell",
+        exit_with(143),
+        State.STOPPED,
+        "signal:15",
+        "exit status 143, as a shell says of SIGTERM; none was sent from here",
+    ),
     Case("SIGINT", exit_with(None, 2), State.STOPPED, "signal:2"),
     Case("SIGKILL without our intent", exit_with(None, 9), State.FAILED, "signal:9", "without our asking"),
-    Case("SIGKILL through a shell", exit_with(137), State.FAILED, "signal:9"),
+    Case(
+        "SIGKILL through a shell, or a status of the job's own",
+        exit_with(137),
+        State.FAILED,
+        "signal:9",
+        "exit status 137, as a shell says of signal 9; none was sent from here",
+    ),
+    Case(
+        "asked to stop, through a shell",
+        exit_with(143, reason="user"),
+        State.STOPPED,
+        "user",
+        "stopped as asked, exit status 143, as a shell says of signal 15",
+        was_asked=True,
+    ),
     Case("segmentation fault", exit_with(None, 11), State.FAILED, "signal:11"),
     Case("exit code above 128 that is no signal", exit_with(200), State.FAILED, "exit:200"),
     Case(
