@@ -151,7 +151,7 @@ def read_detail(reader: Reader, run: RunRow, ask: CurvesAsk) -> RunDetail:
         launch=launch,
         host=hosts[0] if hosts else None,
         pace=_pace(reader, run, attempts, {row.name for row in series}),
-        rates=_rates(reader, run, {row.name for row in series}),
+        rates=_rates(series),
     )
 
 
@@ -281,9 +281,9 @@ def read_document(reader: Reader, run_id: str, name: Document) -> Mapping[str, A
     return body if isinstance(body, dict) else None
 
 
-def _rates(reader: Reader, run: RunRow, names: set[str]) -> dict[str, float]:
-    told = {name: recent_mean(reader, run.id, name, attempt=run.attempt) for name in RATES if name in names}
-    return {name: mean for name, mean in told.items() if mean is not None}
+def _rates(series: Sequence[SeriesRow]) -> dict[str, float]:
+    told = {row.name: row.recent_mean for row in series if row.name in RATES}
+    return {name: told[name] for name in RATES if name in told and is_measurable(told[name])}
 
 
 def _pace(reader: Reader, run: RunRow, attempts: Sequence[AttemptRow], names: set[str]) -> Pace:

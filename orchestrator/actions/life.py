@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.actions.places import Places
-from orchestrator.actions.throughput import recent_mean, time_left_s
+from orchestrator.actions.throughput import time_left_s
 from orchestrator.actions.wishes import kill_in_s
 from orchestrator.errors import NotFinished, StoreError
 from orchestrator.follow import lease, nodes
@@ -23,6 +23,7 @@ from orchestrator.store.migrations import BUSY_TIMEOUT_S
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, ProgressRow, Reason, RunRow, State
 from orchestrator.store.writes import Store
+from orchestrator.units import is_measurable
 
 POLL_S = 0.2
 PATIENCE_S = 1.0  # of one question with a deadline; it is asked again until then
@@ -189,9 +190,9 @@ def refuse_stopped(places: Places) -> None:
 
 
 def _moment(reader: Reader, run: RunRow) -> Moment:
-    found = {name: recent_mean(reader, run.id, name, attempt=run.attempt) for name in SHOWN}
+    told = reader.latest([run.id], SHOWN)[run.id]
     progress = [row for row in reader.progress(run.id) if row.attempt == run.attempt]
-    recent = {name: mean for name, mean in found.items() if mean is not None}
+    recent = {name: told[name].recent_mean for name in SHOWN if name in told and is_measurable(told[name].recent_mean)}
     spec = json.loads((run.state is State.STOPPING and reader.document(run.id, Document.SPEC)) or "{}")
     grace_s = kill_in_s(run, reader.intents(run.id), spec, time.time())
     return Moment(run, recent, progress[0] if progress else None, grace_s, time_left_s(reader, run))

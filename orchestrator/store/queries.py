@@ -36,20 +36,38 @@ SORTS = {
 }  # any other word sorts by the recent mean of that metric
 
 
-def recent_mean(series: str, before: str = "") -> str:
+NO_STEP = 2**62  # behind every step
+
+
+def _reports(key: str, name: str) -> str:
+    """SQL for a metric's values over a run's history, newest first: of each attempt, its lowest rank, what no newer one did
+    anew. In the order of two indices, so that a LIMIT reads no further, however long the run is.
+
+    An attempt's first step is its rank 0's, which need not report: so the metric's own first step is asked as well. No
+    deeper than this: SQLite's parser has room for few brackets, and a filter brings its own.
+    """
+    return f"""SELECT m.value FROM series o CROSS JOIN metrics m ON m.series = o.id WHERE o.run_key = {key} AND o.name = {name}
+        AND o.rank = (SELECT min(rank) FROM series WHERE run_key = o.run_key AND name = o.name AND attempt = o.attempt)
+        AND m.step < (SELECT ifnull(min(first_step), {NO_STEP}) FROM attempts WHERE run_key = o.run_key AND number > o.attempt)
+        AND m.step < (SELECT ifnull(min(first_step), {NO_STEP}) FROM series
+            WHERE run_key = o.run_key AND name = o.name AND attempt > o.attempt)
+        ORDER BY o.attempt DESC, o.rank DESC, m.step DESC LIMIT"""
+
+
+def recent_mean(key: str, name: str) -> str:
     """SQL for the mean of a metric's newest reports; NULL where the newest is NaN, which is to be seen."""
-    newest = f"SELECT value FROM metrics WHERE series = {series} {before} ORDER BY step DESC LIMIT"
+    newest = _reports(key, name)
     return f"(SELECT avg(value) FROM ({newest} {NUM_REPORTS}) WHERE ({newest} 1) IS NOT NULL)"
 
 
 SERIES_COLUMNS = (
     "r.id AS run_id, s.attempt, s.rank, s.name, s.num_values, s.num_nan, s.first_step, s.last_step, s.last_value,"
-    f" s.min_value, s.max_value, {recent_mean('s.id')} AS recent_mean"
+    f" s.min_value, s.max_value, {recent_mean('s.run_key', 's.name')} AS recent_mean"
 )
 
-# The newest attempt's lowest rank speaks for the run.
-NEWEST_MEAN = f"""(SELECT {recent_mean("s.id")} FROM series s
-    WHERE run_key = r.key AND name = ? ORDER BY attempt DESC, rank LIMIT 1)"""
+# Of the run `r`; the name is bound twice.
+RUN_MEAN = recent_mean("r.key", "?")
+HAS_REPORT = f"EXISTS ({_reports('r.key', '?')} 1)"  # bound once
 
 ATTEMPTS = """
     SELECT number, state, reason, evidence, created_s, started_s, ended_s, last_mono_s - first_mono_s AS duration_s,
@@ -142,6 +160,7 @@ LATEST_GPU = """
 LATEST = f"""
     SELECT {SERIES_COLUMNS} FROM runs r CROSS JOIN series s ON s.run_key = r.key
     WHERE r.id IN (SELECT value FROM json_each(?)) AND s.name IN (SELECT value FROM json_each(?))
+        AND EXISTS ({_reports("s.run_key", "s.name")} 1)
     ORDER BY s.attempt, s.rank DESC"""
 
 # Values of a series before a step: whole buckets of the finest rollup, and the few raw values behind them.
@@ -153,8 +172,8 @@ BEFORE_STEP = """
         UNION ALL SELECT value, value, value IS NOT NULL, value IS NULL FROM metrics
             WHERE series = :series AND step >= :step / :level * :level AND step < :step)"""
 
-LAST_BEFORE_STEP = f"""
-    SELECT step AS last_step, value AS last_value, {recent_mean(":series", "AND step < :step")} AS recent_mean FROM metrics
+LAST_BEFORE_STEP = """
+    SELECT step AS last_step, value AS last_value FROM metrics
     WHERE series = :series AND step < :step ORDER BY step DESC LIMIT 1"""
 
 VALUES_BACKWARDS = """
@@ -187,4 +206,4 @@ def order_by(sort: str) -> tuple[str, tuple[Any, ...]]:
         raise UsageError(f"sort {sort!r}: a name is due; known are {', '.join(SORTS)} and every metric")
     if name in SORTS:
         return f"{SORTS[name]} {direction} NULLS LAST, r.key {direction}", ()
-    return f"{NEWEST_MEAN} {direction} NULLS LAST, r.key DESC", (name,)
+    return f"{RUN_MEAN} {direction} NULLS LAST, r.key DESC", (name, name)

@@ -189,7 +189,7 @@ class Reader:
             return None
         values = {"series": self._series_id(row.run_id, row), "step": step, "level": curves.ROLLUP_LEVELS[0]}
         (summed,), (last,) = (self.database.all(sql, values) for sql in (queries.BEFORE_STEP, queries.LAST_BEFORE_STEP))
-        return replace(row, **dict(summed), **_newest(last), last_step=last["last_step"])
+        return replace(row, **dict(summed), last_step=last["last_step"], last_value=_number(last["last_value"]))
 
     def latest(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, SeriesRow]]:
         """run id -> metric name -> its series in the newest attempt and lowest rank; for the columns of a list."""
@@ -373,11 +373,7 @@ def run_of_row(row: sqlite3.Row) -> RunRow:
 
 
 def _series(row: sqlite3.Row) -> SeriesRow:
-    return _build(SeriesRow, row, **_newest(row))
-
-
-def _newest(row: sqlite3.Row) -> dict[str, Any]:
-    return {name: _number(row[name]) for name in ("last_value", "recent_mean")}
+    return _build(SeriesRow, row, **{name: _number(row[name]) for name in ("last_value", "recent_mean")})
 
 
 def _evidence(row: sqlite3.Row) -> EvidenceRow:

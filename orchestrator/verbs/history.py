@@ -71,7 +71,7 @@ def ls(
     """List runs, newest first.
 
     FILTER: words such as status:failed branch:ddtree host:pve* tag:x since:7d loss<2.1, joined by AND, OR, NOT.
-    A metric is the mean of its newest 100 reports, in columns, filters and --sort alike; nan where the newest is.
+    A metric is the mean of its newest 100 reports over all attempts, in columns, filters and --sort alike; nan where the newest is.
     """
     names = _column_names(terminal, columns)
     chosen = None if kind == "all" else kind

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from orchestrator.actions import history
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.throughput import recent_mean
 from orchestrator.actions.whole_run import whole_series, whole_sketch
+from orchestrator.store import queries
 from orchestrator.store.reads import Reader
 from orchestrator.store.writes import Store
 from remote.wire import Event
@@ -43,9 +46,9 @@ def test_a_summary_covers_every_attempt_and_nothing_that_was_done_anew(resumed: 
     with resumed.reader as reader:
         found = whole_series(reader, RUN)
 
-    loss = found["loss"]
+    loss, mean = found["loss"], (sum(range(930, 1000)) + sum(999.5 - step for step in range(71, 85))) / 84
     assert (loss.first_step, loss.last_step, loss.attempt, loss.num_values) == (1, 84, 2, 84)
-    assert (loss.last_value, loss.recent_mean, loss.min_value, loss.max_value) == (915.5, 922.0, 915.5, 999.0)
+    assert (loss.last_value, loss.recent_mean, loss.min_value, loss.max_value) == (915.5, mean, 915.5, 999.0)
     assert (found["eval"].num_nan, found["eval"].attempt) == (1, 1)
 
 
@@ -55,7 +58,7 @@ def test_show_metrics_and_compare_say_the_same(resumed: Store, places: Places) -
     compared = {item.name: item for item in history.compare(places, [RUN, RUN]).metrics}
 
     assert shown == listed
-    assert (compared["loss"].finals[0], compared["loss"].maxima[1]) == (922.0, 999.0)
+    assert (compared["loss"].finals[0], compared["loss"].maxima[1]) == (shown["loss"].recent_mean, 999.0)
 
 
 def test_a_sketch_runs_through_every_attempt(resumed: Store) -> None:
@@ -134,10 +137,71 @@ def test_a_mean_of_a_metric_that_ends_in_nan_is_nan(places: Places) -> None:
     assert math.isnan(listed.metrics["loss"])
 
 
-def test_a_mean_before_a_step_that_was_done_anew_counts_none_behind_it(resumed: Store) -> None:
-    (first,) = [row for row in resumed.reader.series(RUN, "loss") if row.attempt == 1]
+def _plain_mean(attempts: list[dict[int, float]]) -> float:
+    """Slow and obvious: a newer attempt's first step takes all from there on away, then the newest hundred count."""
+    history: dict[int, float] = {}
+    for values in attempts:
+        history = {step: value for step, value in history.items() if step < min(values)} | values
+    newest = [history[step] for step in sorted(history)[-100:]]
+    return math.nan if math.isnan(newest[-1]) else statistics.fmean(value for value in newest if not math.isnan(value))
 
-    before = resumed.reader.series_before(first, 71)
 
-    assert before is not None
-    assert (before.last_value, before.recent_mean) == (930.0, 964.5)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_verb_and_the_filter_take_the_mean_over_all_attempts(places: Places, seed: int) -> None:
+    draw = random.Random(seed)
+    attempts: list[dict[int, float]] = []
+    with Store(places.db) as store:
+        started(store)
+        for attempt in range(1, draw.randint(2, 4) + 1):
+            first = draw.randint(1, max(attempts[-1]) + 1) if attempts else 1
+            told_steps = range(first, first + draw.randint(1, 150), draw.choice([1, 1, 3]))
+            values = {step: draw.choice([draw.random(), draw.random(), draw.random(), math.nan]) for step in told_steps}
+            if attempt > 1:
+                again(store)
+            told_now = [
+                event(n, "metrics", step=step, values={"x": value}) for n, (step, value) in enumerate(values.items(), 1)
+            ]
+            store.ingest(batch(told_now, attempt=attempt))
+            attempts.append(values)
+        mean = _plain_mean(attempts)
+
+        (listed,) = history.with_metrics(places, history.list_runs(places, sort="x"), ("x",))
+        (shown,) = history.show(places, RUN).series
+        (compared,) = history.compare(places, [RUN, RUN]).metrics
+
+    same = pytest.approx(mean, nan_ok=True)
+    assert (listed.metrics["x"], shown.recent_mean, compared.finals[0]) == (same, same, same)
+    fitting = "x=nan" if math.isnan(mean) else f"x>{mean - 1e-9!r} x<{mean + 1e-9!r}"
+    assert len(history.list_runs(places, fitting)) == 1
+
+
+def test_a_list_and_its_filter_know_no_metric_whose_every_step_was_done_anew(places: Places) -> None:
+    with Store(places.db) as store:
+        started(store)
+        store.ingest(batch([event(5, "metrics", step=5, values={"old": 1.0})]))
+        again(store)
+        store.ingest(batch(told(1, 9), attempt=2))
+
+    (listed,) = history.with_metrics(places, history.list_runs(places), ("old",))
+    assert "old" not in listed.metrics
+    assert not history.list_runs(places, "old=nan")
+    assert not history.list_runs(places, "old=1")
+
+
+def test_an_attempt_of_which_rank_0_tells_nothing_takes_steps_anew_too(places: Places) -> None:
+    with Store(places.db) as store:
+        started(store)
+        store.ingest(batch(told(1, 9), writer="rank1"))
+        again(store)
+        store.ingest(batch([event(1, "metrics", step=5, values={"loss": 1.0})], attempt=2, writer="rank1"))
+
+    (listed,) = history.with_metrics(places, history.list_runs(places))
+    assert listed.metrics["loss"] == (999.0 + 998.0 + 997.0 + 996.0 + 1.0) / 5
+
+
+def test_a_mean_reads_no_more_than_it_counts(tmp_path: Path) -> None:
+    """Without a sort: a list of many long runs would otherwise read all that they ever told."""
+    with Store(tmp_path / "runs.db") as store, store.reader.database.sqlite() as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN SELECT {queries.RUN_MEAN} FROM runs r", ("x", "x")).fetchall()
+
+    assert not [row[3] for row in plan if "TEMP B-TREE" in row[3]]
