@@ -88,11 +88,24 @@ def send(places: Places, settled: Settled, task: Task, *, tell: Tell = silent) -
     with Store(places.db) as store, _followed(places, store, tell):
         refuse_namesakes(store.reader, settled, here=places.hosts_file)
         new = _row(settled, task, places.hosts_file)
-        run, is_ours = _begin(store, new)
+        run, is_ours = _begin_told(store, new, tell)
         if not is_ours:
             return _adopted(store, run, new, tell)
         with outcome(store, run.id, attempt=0, tell=tell), opened(settled, tell) as lots:
             return _on_sites(store, run, task, lots, tell=tell)
+
+
+def _begin_told(store: Store, new: NewRun, tell: Tell) -> tuple[RunRow, bool]:
+    """As `_begin`; an interrupt on the way, when the row may be there already, is that row's end."""
+    try:
+        return _begin(store, new)
+    except KeyboardInterrupt:
+        with suppress(DraftyardError):
+            run = store.reader.run(new.id)
+            if run.id == new.id and _is_launched_by_us(store, run, new):
+                with outcome(store, run.id, attempt=0, tell=tell):
+                    raise
+        raise
 
 
 def _begin(store: Store, new: NewRun) -> tuple[RunRow, bool]:

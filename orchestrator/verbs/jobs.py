@@ -287,9 +287,8 @@ def resume(terminal: Terminal, selector: str, *, follow: bool) -> None:
 def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -> None:
     if detach:
         if terminal.wants_json:
-            more = {"more_hosts": started.more_hosts} if started.more_hosts else {}
             told = {"run": started.run_id, "attempt": started.attempt, "host": started.host, "run_dir": started.run_dir}
-            terminal.document(**told, **more)
+            terminal.document(**told, **({"more_hosts": started.more_hosts} if started.more_hosts else {}))
             return
         terminal.lines([started.run_id])
         terminal.say(whereabouts(started))

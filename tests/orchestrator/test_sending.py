@@ -16,7 +16,7 @@ from orchestrator.actions.again import command_line, words_of_run
 from orchestrator.actions.commands import train_commands
 from orchestrator.actions.lots import Lot
 from orchestrator.actions.order import Order, Settled
-from orchestrator.actions.sending import Task, _adopted, _begin, _on_sites, _row
+from orchestrator.actions.sending import Task, _adopted, _begin, _begin_told, _on_sites, _row
 from orchestrator.actions.site import Site
 from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import silent
@@ -169,6 +169,24 @@ def test_a_launch_said_again_says_the_state_its_run_is_in(tmp_path: Path, state:
         found = _adopted(store, replace(run, state=state), new_run(RUN, documents={Document.SPEC: "{}"}), silent)
 
     assert whereabouts(found).startswith(f"{said} {RUN}")
+
+
+def test_an_interrupt_while_the_row_is_made_says_what_became_of_the_run(tmp_path: Path) -> None:
+    """It fell between the row and whatever tells of its end, so the follower said that the launch was killed."""
+
+    class Interrupted(Store):
+        def create_run(self, new: NewRun) -> RunRow:
+            super().create_run(new)
+            raise KeyboardInterrupt
+
+    told: list[str] = []
+    with Interrupted(tmp_path / "runs.db") as store:
+        with pytest.raises(KeyboardInterrupt):
+            _begin_told(store, said_again(), told.append)
+        run = store.reader.run(RUN)
+
+    assert (run.state, run.evidence) == (State.STOPPED, "interrupted before it started")
+    assert told == [f"it never began; why is kept as run {RUN} (`draftyard show {RUN}`), which @last passes over"]
 
 
 def test_two_launches_of_one_process_are_told_apart() -> None:
