@@ -26,7 +26,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,11 @@ class Hosts:
     patterns: tuple[str, ...] = ()  # wildcards of ~/.ssh/config; a bare * makes no name known
     ssh_config: Path | None = None
     file: Path | None = None  # the hosts.yaml, be it there or not
+    faults: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of an entry: nobody else's business
 
     @classmethod
     def load(cls, hosts_file: Path | None, ssh_config: Path | None = None) -> Hosts:
-        """Missing files are no fault; UsageError names file, line and column of every other one."""
+        """Missing files are no fault; UsageError names file, line and column of one that no entry alone has."""
         config = ssh_config or Path.home() / ".ssh/config"
         words = list(_ssh_aliases(config, set()))
         aliases = [word for word in words if not re.search(r"[*?!]", word)]
@@ -93,10 +94,11 @@ class Hosts:
             for name in aliases
             if name != LOCAL.name
         }
+        faults: dict[str, tuple[str, ...]] = {}
         if hosts_file is not None:
-            known |= _read_hosts(hosts_file, ssh_config)
+            known |= _read_hosts(hosts_file, ssh_config, faults)
         patterns = tuple(word for word in words if re.search(r"[*?]", word) and word.strip("*") and word[0] != "!")
-        return cls(known, patterns, ssh_config, hosts_file)
+        return cls(known, patterns, ssh_config, hosts_file, faults)
 
     def names(self) -> list[str]:
         return list(self.by_name)
@@ -106,7 +108,9 @@ class Hosts:
         return name in self.by_name or is_like
 
     def find(self, name: str) -> Host:
-        """UsageError for a name that nobody knows, with the nearest one."""
+        """UsageError for a name that nobody knows, with the nearest one, and for an entry with a fault."""
+        if name in self.faults:
+            raise UsageError("\n".join(self.faults[name]))
         if name in self.by_name:
             return self.by_name[name]
         if self.knows(name):
@@ -178,7 +182,7 @@ def _unquoted(value: str, where: str) -> str:
 # hosts.yaml ------------------------------------------------------------------------------------------
 
 
-def _read_hosts(file: Path, ssh_config: Path | None) -> dict[str, Host]:
+def _read_hosts(file: Path, ssh_config: Path | None, at_fault: dict[str, tuple[str, ...]]) -> dict[str, Host]:
     try:
         document = parse(read_given(file), str(file))
     except (FileNotFoundError, NotADirectoryError):
@@ -188,28 +192,27 @@ def _read_hosts(file: Path, ssh_config: Path | None) -> dict[str, Host]:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     body = document.value if document.value is not None else {}
-    faults_found: list[str] = []
     hosts: dict[str, Host] = {}
     if not isinstance(body, dict) or set(body) - {"hosts"} or not isinstance(body.get("hosts", {}), dict | None):
         raise UsageError(f"{document.locate(())}: expected one key, `hosts`, with an entry for each host under it")
     for name, entry in (body.get("hosts") or {}).items():
-        host = _host(name, entry, document, faults_found)
-        hosts[name] = replace(host, ssh_config=ssh_config)
-    if faults_found:
-        raise UsageError("\n".join(map(one_line, faults_found)))
+        found: list[str] = []
+        hosts[name] = replace(_host(name, entry, document, found), ssh_config=ssh_config)
+        if found:
+            at_fault[name] = tuple(map(one_line, found))
     return hosts
 
 
 def _host(name: str, entry: Any, document: Document, faults: list[str]) -> Host:
     where = document.keys.get(("hosts", name)) or document.locate(("hosts", name))
+    if name != LOCAL.name and not re.fullmatch(r"[A-Za-z0-9_][\w.@:-]*", name):
+        raise UsageError(one_line(f"{where}: hosts.{name}: a host's name is letters, digits and . _ - only"))
     base = replace(LOCAL if name == LOCAL.name else Host(name, "", address=name), source=f"hosts.yaml:{where.line}")
     if entry is None:
         return base
     if not isinstance(entry, dict):
         faults.append(f"{where}: hosts.{name}: expected keys and values")
         return base
-    if name != "local" and not re.fullmatch(r"[A-Za-z0-9_][\w.@:-]*", name):
-        faults.append(f"{where}: hosts.{name}: a host's name is letters, digits and . _ - only")
     values: dict[str, Any] = {}
     for key, value in entry.items():
         position = document.keys.get(("hosts", name, key)) or where

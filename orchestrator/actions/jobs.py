@@ -21,7 +21,15 @@ from orchestrator.actions.history import open_reader
 from orchestrator.actions.host_facts import NOTHING
 from orchestrator.actions.lots import Lot, inspect, opened, refuse_namesakes
 from orchestrator.actions.meeting import meet
-from orchestrator.actions.order import Order, Settled, repair_of_node, settle, settle_stored, where_launched
+from orchestrator.actions.order import (
+    Order,
+    Settled,
+    entries_at_fault,
+    repair_of_node,
+    settle,
+    settle_stored,
+    where_launched,
+)
 from orchestrator.actions.places import Places
 from orchestrator.actions.readiness import say_unprepared
 from orchestrator.actions.sending import Launched, Requirement, Task, resend, send
@@ -205,7 +213,7 @@ def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) 
     for name in settled.left_out:
         add = shlex.join(["git", "add", "-f", name])
         tell(f"warning: the recipe names {name}, which git ignores: it is not shipped; {add} ships it")
-    for line in (*settled.lacking, *settled.unshipped):
+    for line in (*settled.lacking, *settled.unshipped, *entries_at_fault(places, order.hosts)):
         tell(f"warning: {line}")
     if trains and settled.others:
         with open_reader(places) as reader:

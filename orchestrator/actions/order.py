@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -215,6 +215,12 @@ def where_launched(places: Places, run: RunRow) -> Places:
 def host_names(places: Places) -> list[str]:
     """Every host that can be named. UsageError where hosts.yaml cannot be read."""
     return Hosts.load(places.hosts_file).names()
+
+
+def entries_at_fault(places: Places, but: Sequence[str] = ()) -> list[str]:
+    """What is wrong in entries of hosts.yaml, a line each, other than those of the hosts named: they are refused when used."""
+    faults = Hosts.load(places.hosts_file).faults
+    return [line for name, lines in faults.items() if name not in but for line in lines]
 
 
 def new_id() -> str:

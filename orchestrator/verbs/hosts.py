@@ -16,13 +16,14 @@ from orchestrator.verbs.words import ago, gib
 from orchestrator.verbs.words_typed import DURATION, HOST
 
 if TYPE_CHECKING:
-    from orchestrator.actions import fixing, hosts, reaping, sweeping
+    from orchestrator.actions import fixing, hosts, order, reaping, sweeping
     from orchestrator.actions.hosts import Finding, Known
     from orchestrator.actions.sweeping import Collected
     from orchestrator.launch import Orphan
 else:
     fixing = lazy("orchestrator.actions.fixing")
     hosts = lazy("orchestrator.actions.hosts")
+    order = lazy("orchestrator.actions.order")
     reaping = lazy("orchestrator.actions.reaping")
     sweeping = lazy("orchestrator.actions.sweeping")
 
@@ -63,6 +64,8 @@ def doctor(terminal: Terminal, host: str | None, *, fix: bool) -> None:
 def list_hosts(terminal: Terminal) -> None:
     """List known hosts and what was last seen on them; contacts none."""
     found = hosts.known(terminal.places)
+    for line in order.entries_at_fault(terminal.places):
+        terminal.say(f"warning: {line}")
     if terminal.wants_json:
         terminal.document(hosts=[_host_body(item) for item in found])
         return

@@ -123,7 +123,7 @@ def test_local_may_be_given_another_folder_but_no_address(tmp_path: Path) -> Non
     with pytest.raises(
         UsageError, match=r"hosts\.local\.port: not for `local`; known: hop, work_dir, python, gpus, env_file$"
     ):
-        load(tmp_path, "hosts:\n  local:\n    port: 22\n")
+        load(tmp_path, "hosts:\n  local:\n    port: 22\n").find("local")
 
 
 @pytest.mark.parametrize(
@@ -158,16 +158,19 @@ def test_local_may_be_given_another_folder_but_no_address(tmp_path: Path) -> Non
 )
 def test_a_slip_in_hosts_yaml_is_named_with_its_place(tmp_path: Path, entry: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as refused:
-        load(tmp_path, f"hosts:\n  gpu:\n    {entry}\n")
+        load(tmp_path, f"hosts:\n  gpu:\n    {entry}\n").find("gpu")
 
     assert f"{tmp_path / 'hosts.yaml'}:3:" in str(refused.value)
 
 
-def test_all_slips_are_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refused:
-        load(tmp_path, "hosts:\n  a:\n    port: 0\n  b:\n    prot: 1\n    gpus: x\n")
+def test_all_slips_of_an_entry_are_named_at_once_and_stop_no_other(tmp_path: Path) -> None:
+    hosts = load(tmp_path, "hosts:\n  a: {}\n  b:\n    prot: 1\n    gpus: x\n")
 
-    assert len(str(refused.value).splitlines()) == 3
+    with pytest.raises(UsageError) as refused:
+        hosts.find("b")
+
+    assert len(str(refused.value).splitlines()) == 2
+    assert (hosts.find("a").name, hosts.find("local").is_local, hosts.knows("b")) == ("a", True, True)
 
 
 @pytest.mark.parametrize("letter", ["\\0", "\\n", "\\e", "\\x7F", "\\x9B"])
@@ -179,7 +182,7 @@ def test_a_control_character_in_any_text_is_one_line_with_its_place(tmp_path: Pa
         (f'"/a{letter}b"', f'[x, "a{letter}b"]') if key in ("identity", "hop", "gpus") else (f'"/a{letter}b"',)
     ):
         with pytest.raises(UsageError, match=rf"hosts\.yaml:3:5: hosts\.gpu\.{key}: is .*control character") as refused:
-            load(tmp_path, f"hosts:\n  gpu:\n    {key}: {value}\n")
+            load(tmp_path, f"hosts:\n  gpu:\n    {key}: {value}\n").find("gpu")
 
         assert str(refused.value).isprintable()
 
@@ -189,7 +192,7 @@ def test_a_control_character_in_any_text_is_one_line_with_its_place(tmp_path: Pa
 )
 def test_a_file_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError):
-        load(tmp_path, text + "\n")
+        load(tmp_path, text + "\n").find("gpu")
 
 
 @pytest.mark.parametrize("text", ["", "hosts:\n", "# only a comment\n", "hosts: {}\n"])

@@ -141,3 +141,16 @@ def test_an_env_file_that_is_not_there_is_told_with_the_line_that_names_it(yard:
 
     told = "env file /nowhere/a.env: No such file or directory; write KEY=VALUE lines there, or correct its path at "
     assert f"{told}{file}:3:5\n" in yard.err
+
+
+def test_a_slip_in_an_entry_that_is_not_used_is_a_warning(yard: Yard) -> None:
+    file = yard.root / "hosts.yaml"
+    file.write_text("hosts:\n  bad: {adress: x}\n", encoding="utf-8")
+    told = f"{file}:2:9: hosts.bad.adress: no key 'adress'; "
+
+    assert yard.run("launch", "tiny", "--dry-run") == 3, "nothing of it was smoked; no more is wrong"
+    assert yard.err.count(f"warning: {told}") == 1
+    assert yard.run("hosts") == 0
+    assert f"warning: {told}" in yard.err
+    assert yard.run("launch", "tiny", "--dry-run", "--host", "bad") == 2
+    assert f"error: {told}" in yard.err
