@@ -184,22 +184,22 @@ def _label(axis: Axis, row: int, num_rows: int, unit: str, width: int) -> Piece:
         places[num_rows // 2] = 1 - (num_rows // 2) / (num_rows - 1)
     if row not in places:
         return (" " * (width - 1) + "│", "line")
-    text = _axis_text(axis.at(places[row]), unit, span=axis.high - axis.low)
+    text = _axis_text(axis.at(places[row]), unit, axis)
     return (fit(text, width - 2, right=True) + " ┤", "faint")  # of LABEL_CELLS
 
 
-def _axis_text(number: float, unit: str, *, span: float) -> str:
+def _axis_text(number: float, unit: str, axis: Axis) -> str:
     """As many digits as tell the ends of the axis apart, in LABEL_CELLS."""
     if unit == "bytes":
         return gib(number, unit=False)
-    size = abs(number)
-    if size < span / 1000:
+    size, span = abs(number), axis.high - axis.low
+    if size < span / 1000 and not axis.is_log:  # the decades of a log axis are all of one rank, and none of them is 0
         return "0"
-    if size >= 10_000:
+    if 10_000 <= size < 999.5e9:
         scale, suffix = (1e3, "k") if size < 999_500 else (1e6, "M") if size < 999.5e6 else (1e9, "G")
         return _digits(number / scale, span / scale, LABEL_CELLS - 1) + suffix
-    if size >= 0.001:
-        return _digits(number, span, LABEL_CELLS)
+    if 0.001 <= size < 10_000:
+        return _digits(number, min(span, size * 10) if axis.is_log else span, LABEL_CELLS)
     for digits in (1, 0):
         mantissa, _, exponent = f"{number:.{digits}e}".partition("e")
         text = f"{mantissa}e{int(exponent)}"

@@ -20,6 +20,7 @@ MOST_REFUSED = 20  # launches in a row that were refused, before all that died a
 class LastDeath:
     def __init__(self) -> None:
         self.run: RunRow | None = None  # of all there are, listed or not
+        self.is_known = False  # before the first answer nobody can tell
         self._known: tuple[tuple[object, ...], float] = ((), 0.0)  # for which runs that was found out, and when
 
     def reads(self, snapshot: Snapshot, kind: str | None) -> Callable[[Room], object] | None:
@@ -29,7 +30,7 @@ class LastDeath:
             return None
 
         def read(room: Room) -> None:
-            self.run = died_last(room.reader, kind)
+            self.run, self.is_known = died_last(room.reader, kind), True
             self._known = (known, snapshot.at_s)
 
         return read

@@ -25,7 +25,7 @@ def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0) -> list[Line]:
         room = f"planned, {gib(short_bytes)} kept free"
     lines: list[Line] = [heading(title, width, room)]
     if plan.body.get("pass_verdict") == "does not fit":
-        told = f"The target's pass before training needs {gib(plan.body.get('target_pass_bytes'))}: no change makes it fit; prepare makes it on a larger card."
+        told = f"The target's pass before training needs {gib(plan.body.get('target_pass_bytes'))}: no change of the recipe makes it fit."
         lines += wrapped(told, width, "warn")
     if plan.largest:
         lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])

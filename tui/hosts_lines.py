@@ -88,9 +88,15 @@ def _heard_s(host: HostRow, runs: Sequence[RunRow], samples: Iterable[GpuSampleR
 
 
 def looked_s(host: HostRow) -> float | None:
-    """When its facts were found, by this machine's clock; of facts that do not say it, when the host was last reached."""
+    """When its facts were found, by this machine's clock; of facts that do not say it, when the host was last reached.
+
+    Never later than that: a clock that runs ahead makes nothing newer.
+    """
     there_s = host.facts.get("time_s")
-    return there_s - (host.clock_offset_s or 0.0) if isinstance(there_s, int | float) else host.seen_s
+    if not isinstance(there_s, int | float):
+        return host.seen_s
+    found_s = there_s - (host.clock_offset_s or 0.0)
+    return found_s if host.seen_s is None else min(found_s, host.seen_s)
 
 
 def _standing(host: HostRow, heard_s: float | None, now_s: float) -> Line:

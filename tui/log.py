@@ -47,7 +47,7 @@ class LogPane(Rows):
         Binding("n", "again(1)", "Next match", show=False, id="log.next"),
         Binding("N", "again(-1)", "Previous match", show=False, id="log.previous"),
         Binding("exclamation_mark", "first_error", "first error", key_display="!", id="log.first_error"),
-        Binding("o", "stream", "stderr/stdout", id="log.stream"),
+        Binding("o", "stream", "stream", id="log.stream"),
         Binding(
             "left_square_bracket", "attempt(-1)", "attempt", key_display="[ ]", tooltip="Attempt before", id="log.older"
         ),
@@ -106,7 +106,11 @@ class LogPane(Rows):
         page, detail = snapshot.log, snapshot.detail
         if page is None or detail is None:
             return
+        is_another = self._attempt is None and self._num_attempts < max(detail.run.attempt, page.attempt)
         self._num_attempts = max(detail.run.attempt, page.attempt)
+        if is_another and self._page is not None and not self._is_stream_chosen:
+            self._stream = None  # which one says more is asked anew of each attempt
+            self._ask()
         if (page.attempt, page.stream) != (self._attempt or self._num_attempts, self._stream or "stdout"):
             return  # asked for before another one was chosen
         state = next((row.state for row in detail.attempts if row.number == page.attempt), detail.run.state)

@@ -16,8 +16,8 @@ _GROUNDS = ("line", "accent")  # the track of a bar, the mark of what is chosen
 
 
 def is_of_now(at_s: float | None, now_s: float) -> bool:
-    """Whether what was measured then may be told as what is; unknown: no."""
-    return at_s is not None and now_s - at_s <= PRESENT_S
+    """Whether what was measured then may be told as what is; unknown or far in the future: no."""
+    return at_s is not None and abs(now_s - at_s) <= PRESENT_S
 
 
 def is_present(run: RunRow, at_s: float | None, now_s: float) -> bool:

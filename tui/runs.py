@@ -248,8 +248,8 @@ class RunsScreen(HomeScreen):
         """Opens the failure of the run that died last, whether it is in the list or not."""
         if self._last_death.run is not None:
             self.app.open_run(self._last_death.run.id, "failure")
-        else:
-            self.app.notify("No run has failed or was lost.", timeout=4)
+        elif self._last_death.is_known:
+            self.app.notify(f"No {'training' if self._kind else 'run'} has failed or was lost.", timeout=4)
 
     def action_back(self) -> None:
         """Escape closes the filter, then clears it, then the marks."""

@@ -76,6 +76,19 @@ async def test_an_older_attempts_log_stays_in_sight_when_yet_another_begins(yard
         await shown(app, pilot, "attempt 4 of 4", "Nothing has been printed yet.")  # the newest is followed
 
 
+async def test_a_retry_under_an_open_log_is_shown_by_the_stream_that_says_more(yard: Yard, open_app: Open) -> None:
+    """The program had turned to the error stream of the one that failed; nobody had chosen it for the next."""
+    yard.state(RUN, State.FAILED, reason="exception", evidence="exit file: code 1")
+    yard.log(RUN, "died again\n", attempt=2, stream="stderr")
+    app = open_app(yard.path)
+    async with opened(app, "l") as pilot:
+        await shown(app, pilot, "attempt 2 of 2", "stderr", "died again")
+        begin_another(yard)
+        yard.log(RUN, "the third\n", attempt=3)
+        app.tick()
+        await shown(app, pilot, "attempt 3 of 3", "stdout", "the third")
+
+
 async def test_a_search_is_of_the_attempt_in_sight(yard: Yard, open_app: Open) -> None:
     app = open_app(yard.path)
     async with opened(app, "l", "exclamation_mark") as pilot:

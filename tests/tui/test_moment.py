@@ -69,6 +69,7 @@ def test_what_was_measured_a_moment_ago_is_of_now_and_nothing_else() -> None:
     assert is_of_now(NOW_S - PRESENT_S, NOW_S)
     assert not is_of_now(NOW_S - PRESENT_S - 1, NOW_S)
     assert not is_of_now(None, NOW_S)
+    assert not is_of_now(NOW_S + 86_400, NOW_S)  # by a clock that runs ahead
     assert last_seen(NOW_S - 1500, NOW_S) == "last seen 25m ago"
     assert faded([[("a", "strong"), ("b", "line")]]) == [[("a", "faint"), ("b", "line")]]
 

@@ -199,7 +199,7 @@ async def test_where_nothing_has_died_that_is_said(tmp_path: Path, open_app: Cal
         yard.run(LIVE, "mine/fast")
     app = open_app(yard.path)
     async with opened(app, "exclamation_mark") as pilot:
-        await shown(app, pilot, "No run has failed or was lost.")
+        await shown(app, pilot, "No training has failed or was lost.")  # what the list holds
 
 
 async def test_a_refusal_is_told_whole(refused: Path, open_app: Callable[..., Draftyard]) -> None:
