@@ -103,11 +103,10 @@ class LaunchScreen(HomeScreen):
         self._draw()
 
     def turn_to(self, run: RunRow) -> None:
-        """What this run was told: its branch, host and GPUs, unless that is what was turned to last. Nothing is chosen until
-        its recipe has been found."""
-        if self._run is None or self._run.id != run.id or self._why_none:
-            self._run, self._is_turning, self._why_none = run, True, ""
-            self._table.go_nowhere()
+        """What this run was told: its branch, host, GPUs and overrides, whatever was chosen or typed here before. Nothing is
+        chosen until its recipe has been found."""
+        self._run, self._is_turning, self._why_none = run, True, ""
+        self._table.go_nowhere()
 
     def told(self) -> Sequence[Piece]:
         return [("  looking at the host", "live")] if self._is_asking else ()
@@ -206,6 +205,7 @@ class LaunchScreen(HomeScreen):
 
     def _turn(self, aim: Aim) -> None:
         self._is_turning, self._why_none = False, aim.why_none
+        self._boxes["overrides"].value = " ".join(aim.overrides)  # none is left of another run's
         if aim.key:
             self._boxes["host"].value, self._boxes["gpus"].value = aim.host, " ".join(aim.gpus)
             self._table.go_to(aim.key)

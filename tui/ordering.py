@@ -50,11 +50,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Aim:
-    """Which offer is what a run was told, and where it was told to run; or why none of them is."""
+    """Which offer is what a run was told, where and with which overrides; or why none of them is."""
 
     key: str = ""  # of the offer
     host: str = ""
     gpus: tuple[str, ...] = ()  # those named at its launch
+    overrides: tuple[str, ...] = ()
     why_none: str = ""
 
 
@@ -133,7 +134,7 @@ def aimed(places: Places, run: RunRow, found: Sequence[Offer]) -> Aim:
     own = [offer for offer in found if offer.path == str(Path(told.recipe).resolve())]
     key = next((offer.key for offer in own if offer.branch == told.branch), "")
     if key:
-        return Aim(key, told.host, told.gpus)
+        return Aim(key, told.host, told.gpus, told.overrides)
     branches = ", ".join(offer.branch for offer in own)
     outside = f"{told.recipe} lies in none of the recipe folders; draftyard launch takes its path"
     return Aim(why_none=f"its recipe has the branches {branches}" if own else outside)

@@ -74,6 +74,32 @@ async def test_the_branch_host_and_gpus_are_those_of_the_run(tmp_path: Path, ope
     assert gpus == "5 6"
 
 
+@pytest.mark.parametrize("branch", ["dpace", "gone"])
+async def test_the_overrides_are_the_run_s_own_whatever_was_typed_for_another(
+    branch: str, tmp_path: Path, open_app: Open
+) -> None:
+    """None where it had none or its branch is not offered; asked again of one run, it begins with what that was told."""
+    yard = Yard(tmp_path / "runs.db")
+    told = {Document.LAUNCH: json.dumps({"overrides": ["train.seed=7", "optim.lr=0.1"]})}
+    with yard.store:
+        yard.run("aaaawq7k", "smollm2/ce", documents=told, ago_s=60)
+        yard.run("bbbbwq7k", f"smollm2/{branch}", host="gpubox", ago_s=600)
+    app = open_app(yard.path, places=places_of(tmp_path, yard.path))
+    async with opened(app, "4", size=(140, 30)) as pilot:
+        await shown(app, pilot, "▌smollm2/ce", "train.seed=7 optim.lr=0.1")
+        overrides = app.screen.query_one("#overrides", Input)
+        overrides.value = "optim.lr=0.5"
+        await press(app, pilot, "k", "1", "4")
+        await shown(app, pilot, "▌smollm2/ce", "train.seed=7 optim.lr=0.1")
+        overrides.value = "optim.lr=0.5"
+        await press(app, pilot, "1", "j", "4")
+        other = "smollm2/gone is not offered here" if branch == "gone" else "smollm2/dpace on gpubox"
+        await shown(app, pilot, other)
+        assert overrides.value == ""
+        await press(app, pilot, "1", "k", "4")
+        await shown(app, pilot, "▌smollm2/ce", "train.seed=7 optim.lr=0.1")
+
+
 async def test_a_gate_that_is_asked_at_once_is_asked_of_what_the_run_was_told(
     tmp_path: Path, open_app: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,7 @@ def places_of(folder: Path, db: Path) -> Places:
 async def test_launch_opens_on_the_branch_under_the_cursor(
     yard_places: Places, open_app: Callable[..., Draftyard]
 ) -> None:
-    """Whichever run it is, though its branch stands anywhere in the list; coming back, what was chosen there stays."""
+    """Whichever run it is, though its branch stands anywhere in the list; asked again of one run, it opens on its branch again."""
     app = open_app(places=yard_places)
 
     async with opened(app, *"jjjjjj4", size=(80, 24)) as pilot:
@@ -146,7 +146,7 @@ async def test_launch_opens_on_the_branch_under_the_cursor(
         await press(app, pilot, "k")
         other = await shown(app, pilot, "looks at the host")
         await press(app, pilot, "1", "4")
-        assert "▌qwen3-8b/ce" not in screen_text(app)
+        await shown(app, pilot, "qwen3-8b/ce on pve-b", "▌qwen3-8b/ce")
         await press(app, pilot, "1", "j", "4")
         await shown(app, pilot, "qwen3-8b/dpace on pve-b")
 
