@@ -72,7 +72,7 @@ def test_the_plan_stands_beside_what_the_whole_step_measured() -> None:
     text = text_of(rung_lines(row, ladder(), "fwd_bwd", PLAN, NOW_S, 78))
 
     assert "Plan against measured" in text
-    assert "+0%" in next(line for line in text.splitlines() if line.startswith("  forward"))
+    assert " 0%" in next(line for line in text.splitlines() if line.startswith("  forward"))
     assert "+10%" in next(line for line in text.splitlines() if line.startswith("  backward"))
 
 
