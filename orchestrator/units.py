@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -138,6 +138,28 @@ def format_duration(seconds: float) -> str:
         if count or parts:
             parts.append((count, unit))
     return "".join(f"{count}{unit}" for count, unit in parts[:2] if count)
+
+
+def not_measured(known: Sequence[Mapping[str, Any]], spec: Mapping[str, Any], *, is_at_it: bool) -> str:
+    """`not measured yet: trained chain`: the ways that a run's spec asks for and none of an evaluation's protocols tells of.
+
+    Empty where none is missing. Of the bundled trainer alone, whose first row is the plain decode; a script measures
+    what it likes. `is_at_it`: whether the attempt that measures still runs.
+    """
+    plain = next((protocol for protocol in known if protocol.get("method") == "plain"), None)
+    choices = spec.get("evaluate")
+    if plain is None or not isinstance(choices, Mapping):
+        return ""
+    asked = choices.get("tree_budgets")
+    budgets = sorted(size for size in asked if isinstance(size, int)) if isinstance(asked, list) else []
+    budgets = budgets if plain.get("device") == "cuda" else budgets[:1]  # as the trainer takes them
+    ways: list[Mapping[str, Any]] = [{"drafter": "trained", "method": "chain"}]
+    ways += [{"drafter": "trained", "method": "tree", "budget": size} for size in budgets]
+    if choices.get("compare_untrained"):
+        ways.insert(0, {"drafter": "untrained", "method": "chain"})
+    measured = [{name: protocol.get(name) for name in ("drafter", "method", "budget")} for protocol in known]
+    missing = [way_words(way) for way in ways if {"budget": None, **way} not in measured]
+    return f"not measured{' yet' if is_at_it else ''}: {', '.join(missing)}" if missing else ""
 
 
 def unit_of(metric: str, *, is_ours: bool) -> str:

@@ -31,7 +31,7 @@ def checkpoint_lines(detail: RunDetail, now_s: float, width: int) -> list[Line]:
     else:
         lines.append([("None yet.", "muted")])
     lines += _artifact_lines(detail, width)
-    lines += evaluation_lines(detail.evaluations, width)
+    lines += evaluation_lines(detail.evaluations, width, run=run, spec=detail.spec or {})
     if detail.rungs:
         lines += [BLANK, heading("Rungs", width, "with this fingerprint")]
         for rung in reversed(detail.rungs):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.store.acceptance import Decoded, Way
-from orchestrator.store.rows import EvaluationRow
-from orchestrator.units import REPLAYED, counted, is_replayed, spoken, value_words, way_words
+from orchestrator.store.rows import EvaluationRow, RunRow
+from orchestrator.units import REPLAYED, counted, is_replayed, not_measured, spoken, value_words, way_words
 from tui.facts import fact_lines, fact_text
 from tui.pieces import BLANK, Line, Piece, heading, wrapped
 from tui.wording import count, fit
@@ -44,8 +44,11 @@ def worth_rows(decoded: Sequence[Mapping[Way, Decoded]]) -> tuple[list[tuple[Way
     return rows, f"* measured with another {names}: not to be compared" if others else ""
 
 
-def evaluation_lines(evaluations: Sequence[EvaluationRow], width: int) -> list[Line]:
-    """The newest evaluation in words: each way of decoding, estimates apart from it, how it was measured."""
+def evaluation_lines(
+    evaluations: Sequence[EvaluationRow], width: int, *, run: RunRow, spec: Mapping[str, Any]
+) -> list[Line]:
+    """The newest evaluation in words: each way of decoding, estimates apart from it, what of the spec is not measured,
+    and how it was measured."""
     if not evaluations:
         return []
     newest = evaluations[-1]
@@ -57,9 +60,20 @@ def evaluation_lines(evaluations: Sequence[EvaluationRow], width: int) -> list[L
     if ways:
         lines += [BLANK, heading(f"Acceptance{at}", width, f"{UNIT} [95 %]"), *_way_lines(ways, label, width)]
         lines += wrapped(REPLAYED, width, "faint") if any(is_replayed(row.protocol) for row in ways.values()) else []
-    for row in {way_words(row.protocol): row for row in rows if row not in ways.values()}.values():
-        lines += _other_lines(row, at, label, width)
+    others = {way_words(row.protocol): row for row in rows if row not in ways.values()}.values()
+    plain = [line for row in others if _is_plain(row) for line in _other_lines(row, at, label, width)]
+    if plain and not ways:
+        lines += [BLANK, heading(f"Evaluation{at}", width)]  # the plain decode has none of its own
+    lines += plain
+    lines += [line for row in others if not _is_plain(row) for line in _other_lines(row, at, label, width)]
+    is_at_it = not run.state.is_final and run.attempt == newest.attempt
+    missing = not_measured([row.protocol for row in rows], spec, is_at_it=is_at_it)
+    lines += wrapped(missing, width, "muted") if missing else []
     return [*lines, *_protocol_lines(newest.protocol, width)]
+
+
+def _is_plain(row: EvaluationRow) -> bool:
+    return row.protocol.get("method") == "plain"
 
 
 def _way_lines(ways: Mapping[str, EvaluationRow], label: int, width: int) -> list[Line]:
@@ -85,11 +99,10 @@ def _wrong(number: int, width: int) -> list[Line]:
 
 def _other_lines(row: EvaluationRow, at: str, label: int, width: int) -> list[Line]:
     """Estimates and what a script measured; the decode without a drafter says its speed alone."""
-    method = str(row.protocol.get("method", ""))
-    if method == "plain":
+    if _is_plain(row):
         speed = _number(row, "tokens_per_s")
         return [[(fit(PLAIN, label), "muted"), (f"{speed:.2f} tokens/s", "text")]] if speed is not None else []
-    title = "Estimated from the answers, not decoded" if method == "offline" else f"Evaluation{at}"
+    title = "Estimated from the answers, not decoded" if row.protocol.get("method") == "offline" else f"Evaluation{at}"
     bounds = {f"{name}{end}" for name in row.values for end in ("_low", "_high")}
     told = {
         value_words(name): _interval(row, name) if f"{name}_low" in row.values else fact_text(name, value)

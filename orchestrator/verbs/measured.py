@@ -12,7 +12,7 @@ from orchestrator.actions.rank_places import RankPlace, rank_places
 from orchestrator.actions.rungs import peak_bytes, seconds_of
 from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
 from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow, RunRow
-from orchestrator.units import REPLAYED, duration, is_replayed, spoken, value_words, way_words
+from orchestrator.units import REPLAYED, duration, is_replayed, not_measured, spoken, value_words, way_words
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, metric, number
 
@@ -78,30 +78,10 @@ def evaluations(page: RunPage, width: int) -> list[str]:
             lines.append("speed on a processor says little: look at the tokens a round")
     lines += [text for row in known for text in _gains(row)]
     lines += [line for row in rows if row not in known for line in _other(row)]
-    texts = [*_not_measured(page, rows), *_protocol(newest)]
+    is_at_it = not page.run.state.is_final and page.run.attempt == newest.attempt
+    missing = not_measured([row.protocol for row in rows], page.spec, is_at_it=is_at_it)
+    texts = [*([missing] if missing else []), *_protocol(newest)]
     return [*lines, *(line for text in texts for line in wrapped(text, width))]
-
-
-def _not_measured(page: RunPage, rows: Sequence[EvaluationRow]) -> list[str]:
-    """The ways that the run's spec asks for and no row tells of: it is at them, or has ended before.
-
-    Of the bundled trainer alone, whose first row is the plain decode; a script measures what it likes.
-    """
-    plain = next((row for row in rows if row.protocol.get("method") == "plain"), None)
-    choices = page.spec.get("evaluate")
-    if plain is None or not isinstance(choices, Mapping):
-        return []
-    asked = choices.get("tree_budgets")
-    budgets = sorted(size for size in asked if isinstance(size, int)) if isinstance(asked, list) else []
-    budgets = budgets if plain.protocol.get("device") == "cuda" else budgets[:1]  # as the trainer takes them
-    ways: list[Mapping[str, Any]] = [{"drafter": "trained", "method": "chain"}]
-    ways += [{"drafter": "trained", "method": "tree", "budget": size} for size in budgets]
-    if choices.get("compare_untrained"):
-        ways.insert(0, {"drafter": "untrained", "method": "chain"})
-    known = [{name: row.protocol.get(name) for name in ("drafter", "method", "budget")} for row in rows]
-    missing = [way_words(way) for way in ways if {"budget": None, **way} not in known]
-    is_at_it = not page.run.state.is_final and page.run.attempt == plain.attempt
-    return [f"not measured{' yet' if is_at_it else ''}: {', '.join(missing)}"] if missing else []
 
 
 def worth(decoded: Sequence[Mapping[str, Decoded]], run_ids: Sequence[str], *, width: int | None) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.store.acceptance import Decoded
 from orchestrator.store.reads import Reader
-from orchestrator.store.rows import EvaluationRow
+from orchestrator.store.rows import EvaluationRow, State
 from tests.tui.world import NOW_S
 from tests.tui.yard import DONE, LIVE
 from tui.chart import Look
@@ -74,13 +74,38 @@ def test_runs_are_measured_alike_where_only_one_was_compared_with_its_untrained_
 
 
 @pytest.mark.parametrize("word", ["replayed", "followed"])  # the second in rows of older trainers
-def test_a_way_that_was_replayed_and_not_decoded_is_called_that(word: str) -> None:
+def test_a_way_that_was_replayed_and_not_decoded_is_called_that(word: str, filled_yard: Path) -> None:
     way = {"method": "chain", "drafter": "untrained", "rounds": f"{word} along the plain text"}
     row = EvaluationRow("kxxxaaaa", 1, 400, way, {"acceptance_length": 1.0}, NOW_S)
 
-    told = text_of(evaluation_lines([row], 78))
+    told = text_of(evaluation_lines([row], 78, run=detail_of(filled_yard, DONE).run, spec={}))
     assert "untrained chain, replayed  1.00" in told
     assert "replayed: rounds read off the plain text" in told
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [(State.RUNNING, "not measured yet"), (State.FAILED, "not measured")], ids=["begun", "ended"]
+)
+def test_an_evaluation_of_the_plain_row_alone_has_a_heading_and_names_what_is_not_measured(
+    filled_yard: Path, state: State, words: str
+) -> None:
+    """Its lines stood right below the artifacts', and nothing said that the trained drafter has no number."""
+    whole = detail_of(filled_yard, DONE)
+    way = {"method": "plain", "device": "cuda", "num_prompts": 8}
+    row = EvaluationRow(DONE, whole.run.attempt, 400, way, {"tokens_per_s": 12.5}, NOW_S)
+    detail = dataclasses.replace(
+        whole,
+        run=dataclasses.replace(whole.run, state=state),
+        spec={"evaluate": {"tree_budgets": [16], "compare_untrained": True}},
+        evaluations=[row],
+    )
+
+    told = text_of(checkpoint_lines(detail, NOW_S, 100)).splitlines()
+    at = next(index for index, line in enumerate(told) if "12.50 tokens/s" in line)
+    assert told[at - 2].strip() == ""
+    assert told[at - 1].startswith("Evaluation at step 400")
+    assert told[at + 1].strip() == f"{words}: untrained chain, trained chain, trained tree of 16"
+    assert "Acceptance" not in "\n".join(told)
 
 
 def test_runs_of_one_branch_are_told_apart_by_their_ids(filled_yard: Path) -> None:
