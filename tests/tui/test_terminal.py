@@ -189,8 +189,8 @@ def test_the_editor_gets_the_terminal_and_gives_it_back(
         assert terminal.read_until("GPU out of memory")
         edited(terminal, r"editing \S*recipes/qwen3.6-27b.yaml with --wait", back="GPU out of memory")
         seen = len(terminal.written)
-        terminal.press("4")
-        assert terminal.read_until(r"attempt 1\s+stderr[\s\S]*OutOfMemoryError: CUDA", since=seen)  # the page before has the words too
+        terminal.press("4")  # the page before has the words of the log too
+        assert terminal.read_until(r"attempt 1\s+stderr[\s\S]*OutOfMemoryError: CUDA", since=seen)
         edited(terminal, r"editing \S*stderr\S* with --wait", back="OutOfMemoryError: CUDA")
         terminal.press("q")
         code = terminal.end()
