@@ -40,7 +40,7 @@ SHOWS = {
     "recipe show": r"^optim\.lr +\S",
     "recipe explain": r"smollm2\.yaml:\d+:\d+ +<- this one$",
     "deploy": r"^tree \w{16}, verified; ",
-    "smoke": r"^checkpoint +passed",
+    "smoke": r"^checkpoint +passed|^every rung has passed",  # over SSH they were climbed just before
     "launch": r"^\w{8}$",
     "watch": "smollm2",
     "ls": r"^\w{8} +\w[\w ]* +smollm2 +ce +local ",
