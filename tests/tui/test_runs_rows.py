@@ -19,7 +19,7 @@ from tui.overview import state_lines
 from tui.pieces import text_of
 from tui.plain import screen_text
 from tui.runs_rows import COLUMNS, NEEDED, loss_text, run_cells, trouble, trouble_columns
-from tui.snapshot import Ask, CurvesAsk, Room, RunNumbers
+from tui.snapshot import Ask, CurvesAsk, Room, RunNumbers, Snapshot
 from tui.table import Column
 from tui.wording import short_value
 
@@ -29,12 +29,18 @@ def cells_of(run: RunRow, numbers: RunNumbers) -> dict[str, str]:
     return {column.title: text_of([cell]) for column, cell in zip(COLUMNS, cells, strict=True)}
 
 
-def row_of(path: Path, run_id: str) -> dict[str, str]:
+def seen(path: Path) -> Snapshot:
+    """What the list reads."""
     room = Room(path)
     snapshot = room.read(Ask(), NOW_S)
-    assert snapshot is not None
-    run = next(run for run in snapshot.runs if run.id == run_id)
     room.close()
+    assert snapshot is not None
+    return snapshot
+
+
+def row_of(path: Path, run_id: str) -> dict[str, str]:
+    snapshot = seen(path)
+    run = next(run for run in snapshot.runs if run.id == run_id)
     return cells_of(run, snapshot.numbers[run_id])
 
 
@@ -93,10 +99,7 @@ def test_a_failed_run_says_why_in_ten_cells(filled_yard: Path, reason: str | Non
 
 def test_what_was_seen_before_the_host_went_silent_is_drawn_as_old(filled_yard: Path) -> None:
     """An hour later the end has not moved away by an hour, and a full card is no alarm any more."""
-    room = Room(filled_yard)
-    snapshot = room.read(Ask(), NOW_S)
-    room.close()
-    assert snapshot is not None
+    snapshot = seen(filled_yard)
     run, numbers = next(run for run in snapshot.runs if run.id == UNREACHABLE), snapshot.numbers[UNREACHABLE]
     gpu = dataclasses.replace(numbers.gpus[0], used_bytes=numbers.gpus[0].total_bytes)
     numbers = dataclasses.replace(numbers, gpus=(gpu,), eta_s=7200.0)
@@ -127,10 +130,7 @@ def test_a_loss_that_three_decimals_do_not_tell_is_told_all_the_same(loss: float
 
 def test_out_of_memory_is_said_once(filled_yard: Path) -> None:
     """The words of the exception say it again, and in a narrow list they would be all that is seen."""
-    room = Room(filled_yard)
-    snapshot = room.read(Ask(), NOW_S)
-    room.close()
-    assert snapshot is not None
+    snapshot = seen(filled_yard)
     run = next(run for run in snapshot.runs if run.id == OOM)
 
     told = trouble(run, snapshot.numbers[OOM], NOW_S)[1]
@@ -191,10 +191,7 @@ def test_what_names_a_run_never_leaves_the_list(columns: tuple[Column, ...]) -> 
 
 def test_the_numbers_of_a_run_that_nobody_follows_are_of_then(yard_copy: Path) -> None:
     """Silent for an hour is not told in the ink of now, though no host was marked as out of reach; an end does not slide."""
-    room = Room(yard_copy)
-    snapshot = room.read(Ask(), NOW_S)
-    room.close()
-    assert snapshot is not None
+    snapshot = seen(yard_copy)
     run = next(run for run in snapshot.runs if run.id == LIVE)
     numbers = snapshot.numbers[LIVE]
 
