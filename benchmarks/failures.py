@@ -19,6 +19,7 @@ from orchestrator.failure import Findings, Told, causes, from_log
 from tests.orchestrator import failure_corpus as corpus
 from tests.orchestrator.failure_corpus import CORPUS, Case
 from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
+from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS, WRAPPERS
 
 GPU, HOST, NEITHER = "gpu", "host", "neither"
 FAMILY = {"gpu_oom": GPU, "host_oom": HOST, "cgroup_oom": HOST}
@@ -89,6 +90,8 @@ GROUPS: Mapping[str, Sequence[Case]] = {
     "GPU: more texts of the driver and of libraries": MORE_DRIVER,
     "GPU: more texts of allocators, and of wrappers": MORE_ALLOCATOR,
     "logs: boxes, colours, journals, groups, Ray": COATS,
+    "GPU: behind the words of a pool, a launcher, a trainer": WRAPPERS,
+    "such words about another job, day or machine": WRAPPED_QUOTATIONS,
 }
 
 

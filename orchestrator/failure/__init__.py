@@ -197,9 +197,28 @@ def _with_cause(found: Meaning, traceback: str, *, stage: Any = None, step: int 
 def from_log(text: str, source: str, *, grows_segments: bool | None = None) -> list[Failure]:
     """Failures a log really shows: the last traceback of each process, and the system's own lines."""
     found = list(blocks(text))
-    last = {block.prefix: block for block in found if not block.is_system}
+    last = _last_of_each(found)
     known = _grows(grows_segments)
-    return [_from_block(block, source, known) for block in found if block.is_system or block is last[block.prefix]]
+    return [_from_block(block, source, known) for block in found if block.is_system or block in last]
+
+
+def _last_of_each(found: Sequence[Block]) -> list[Block]:
+    """The last traceback of each process; with the one before it where the last is of what only waited for that one."""
+    kept: dict[str, list[Block]] = {}
+    for block in found:
+        if block.is_system:
+            continue
+        own = kept.setdefault(block.prefix, [])
+        if not (block.follows and _only_waited(block)):
+            own.clear()
+        own.append(block)
+    return [block for own in kept.values() for block in own]
+
+
+def _only_waited(block: Block) -> bool:
+    """Whether its process has no failure of its own: it started a program that failed, or lost a peer."""
+    meant = [meaning(raised.kind, raised.text) for raised in block.raised]
+    return all(each.kind == EXCEPTION and each.is_echo for each in meant)
 
 
 def _from_block(block: Block, source: str, known: Mapping[str, Any]) -> Failure:

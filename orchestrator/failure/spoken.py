@@ -19,47 +19,56 @@ ELSEWHERE = (
     r"|DistStoreError|ChildFailedError|SignalException"
 )
 
-# A wrapper of the same process says what it did and failed in, then the whole text: `step 41 failed: CUDA out of memory. ...`
+# A wrapper of the same job says which part of it failed, or what it did, then the whole text:
+# `worker 3 failed: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...`
 _WRAPPED = re.compile(
-    rf"{HEAD}(?P<before>[^'\"`:;\n]{{1,80}}\b(?:failed|raised|error)(?: (?:with|on) [\w: ]{{1,20}})?): (?:{_CLASS}: ?)?"
+    rf"\A(?P<before>[^'\"`\n]{{1,160}}?(?:: |\] ))(?:{_CLASS}: ?)*"
     r"(?P<own>(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate [^\n]*GPU \d(?s:.*))"
 )
-_QUOTES = re.compile(
-    r"(?i)\b(last|yesterday|previous\w*|earlier|before|old|ago|note|was|were|saw|seen|said|says|run \w+|resum\w*|https?"
-    r"|requests?|server|service|worker|peer|remote|rank|node|host|process|child|ssh)\b|/"
+_FAILED = re.compile(
+    r"(?i)\b(fail(s|ed|ure)|raised|error|exception|crashed|died|aborted"
+    r"|(worker|rank|process|child|actor|replica|device|gpu|stage|thread|shard|step|trial) ?#?\d+)\b"
 )
+_QUOTES = re.compile(  # another day, job or machine; a path
+    r"(?i)\b(last|yesterday|previous\w*|earlier|before|old|ago|note|was|were|saw|seen|said|says|replied|known|found|logs?"
+    r"|jobs?|run \w+|resum\w*|again|https?|requests?|server|service|peer|remote|node|host|client|ssh)\b|/|\d{4}-\d\d-\d\d"
+)
+_NO_WRAPPER = re.compile(rf"{ELSEWHERE}|RankLost|WayLost")
 
 # A process, a thread or a compiler hands on the error of another part of the same job, with its traceback or its line.
 _CARRIES = re.compile(
-    rf"(?m)^[ \t]*(?:{_CLASS}: )?(Caught \w+ in |-- Process \d+ terminated with the following error|backend='\w+' raised|ray::\S+"
-    r"|traceback\s*: Traceback)"
+    rf"(?m)^[ \t]*(?:{_CLASS}: )?(Caught \w+ in |-- Process \d+ terminated with the following error|backend='\w+' raised"
+    r"|(?:The actor died because of an error raised in its creation task, )?ray::\S+|\[Rank [\d,]+ Error Snippet\]:"
+    r"|On WorkerInfo\(id=\d+, name=[^)\n]*\):|traceback\s*: Traceback)"
 )
 _RAISED = re.compile(
     r"^\s*(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failed|Exit)\w*)(?::\s?(?P<text>.*))?$"
 )
 
 
-def own_words(message: str) -> str:
-    """The message without what a wrapper of the same process put before an allocator's whole text."""
-    found = _WRAPPED.match(message)
-    if found is None or _QUOTES.search(found["before"]):
+def own_words(kind: str, message: str) -> str:
+    """The message without what a wrapper of the same job put before an allocator's whole text."""
+    found = None if _NO_WRAPPER.search(kind) else _WRAPPED.match(message)
+    if found is None or _QUOTES.search(found["before"]) or not _FAILED.search(found["before"]):
         return message
     return found["own"]
 
 
 def carries(kind: str, message: str) -> bool:
     """Whether a message hands on the error of another part of the same job."""
-    return kind.rpartition(".")[2] == "RemoteTraceback" or _CARRIES.search(message) is not None
+    return kind.endswith("RemoteTraceback") or _CARRIES.search(message) is not None
 
 
-def carried(kind: str, message: str) -> tuple[str, str] | None:
-    """Class and text of the error that a message hands on; None where it hands on none."""
+def carried(kind: str, message: str) -> list[tuple[str, str]]:
+    """Class and text of each error that a message hands on, the last one first: of one part, or one of several."""
     if not carries(kind, message):
-        return None
+        return []
     lines = message.splitlines()
     start = next((at for at, line in enumerate(lines) if _CARRIES.match(line)), 0)
     raised = [(at, found) for at, line in enumerate(lines) if at > start and (found := _RAISED.match(line))]
-    if not raised:
-        return None
-    at, found = raised[-1]
-    return found["kind"], "\n".join([found["text"] or "", *lines[at + 1 :]])
+    ends = [*(at for at, _ in raised[1:]), len(lines)]
+    told = [
+        (found["kind"], "\n".join([found["text"] or "", *lines[at + 1 : end]]))
+        for (at, found), end in zip(raised, ends, strict=False)
+    ]
+    return told[::-1]

@@ -268,11 +268,21 @@ _TABLE: tuple[_Rule, ...] = (
     (_ANY, r"using FX to symbolically trace a dynamo-optimized function", _traced_in_threads),
     (_ANY, r"No available memory for the cache blocks|Free memory on device .* is less than desired", _cache_blocks),
     # torchrun names the exit status of the rank that fell first: a kill is the cause, anything else an echo
-    (r"ChildFailedError|ProcessExitedException", r"exitcode\s*: -9|terminated with signal SIGKILL", _maybe_host),
+    (
+        r"ChildFailedError|ProcessExitedException|TerminatedWorkerError",
+        r"exitcode\s*: -9|terminated with signal SIGKILL|SIGKILL\(-9\)",
+        _maybe_host,
+    ),
     # what others say after one has died
     (
-        r"ChildFailedError|DistNetworkError|BrokenPipeError|ConnectionResetError|ProcessExitedException|SignalException",
+        r"ChildFailedError|DistNetworkError|BrokenPipeError|ConnectionResetError|ProcessExitedException|SignalException"
+        r"|SIGTERMException|BrokenProcessPool|TerminatedWorkerError",
         r"(?i)\A(?!.*out of memory)",
+        _echo,
+    ),
+    (
+        r"^subprocess\.CalledProcessError$",
+        r"\ACommand '\[?'?[^ ',]*python[\d.]*[' ][^\n]* returned non-zero exit status \d+\.\Z",
         _echo,
     ),
     (_ANY, r"Watchdog caught collective operation timeout|Timed out initializing process group|Socket Timeout", _echo),
@@ -281,6 +291,7 @@ _TABLE: tuple[_Rule, ...] = (
         r"(?s)\A(?!.*out of memory).*(ncclSystemError|Connection (reset|closed) by (remote )?peer)|ncclRemoteError",
         _echo,
     ),
+    (r"^ray\.", r"(actor|worker) died unexpectedly|its worker process has died", _echo),
     (ELSEWHERE, r"(?i)out[ _]?of[ _]?memory", _elsewhere),
     (_ANY, r"remote process exited or there was a network error", _echo),
     # the card
@@ -363,10 +374,10 @@ def meaning(kind: str, message: str) -> Meaning:
     missing = _missing(kind, message)
     if missing is not None:
         return missing
-    handed_on = carried(kind, message)
-    if handed_on is not None and (found := meaning(*handed_on)).kind != EXCEPTION:
-        return found
-    text = own_words(message)
+    for handed_on in carried(kind, message):
+        if (found := meaning(*handed_on)).kind != EXCEPTION:
+            return found
+    text = own_words(kind, message)
     for class_pattern, message_pattern, mean in _RULES:
         if class_pattern.search(kind) and message_pattern.search(text):
             return mean(text)

@@ -24,6 +24,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _EXCEPTION = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\([\w.]+\))?)(?::\s?(?P<message>.*))?$")
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d|\[?\d\d:\d\d:\d\d|(DEBUG|INFO|WARNING|ERROR)\b|\[\d{4}-)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>.+)$')
+_REMOTE = re.compile(r"^(?:ray\.exceptions\.\w+(?:\(\w+\))?: ray::|(?:\w+\.)+_?RemoteTraceback:\s*$)")
 _MARGIN = re.compile(r"^\s*\| ")  # of a group
 _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python3|<frozen|<string>)")
 
@@ -36,6 +37,14 @@ _SYSTEM = re.compile(
     r"|(?:Memory cgroup out of memory|Out of memory): Kill.*|NVRM: Xid.*|\s*what\(\):\s+.*"
     r"|Unable to determine the device handle.*"
     r"|(?:\S+/)?python\S*: (?:No module named|can't open file|Error while finding module).*)$"
+)
+
+
+# What stands between the traceback of a part and that of the launcher that waited for it: the rest of a message, the
+# launcher's own lines, what C++ says of an end.
+_LAUNCHER = re.compile(
+    r"^(\s|$|[EWIF]\d{4} \d\d:\d\d|\[?\d{4}-\d\d-\d\d[ T]|(ERROR|WARNING|INFO)\b|\[[EWI]\d|terminate called"
+    r"|CUDA kernel errors might|For debugging consider|Compile with `TORCH|Search for `cuda)"
 )
 
 
@@ -58,6 +67,7 @@ class Block:
     raised: tuple[Raised, ...]
     text: str
     is_system: bool = False
+    follows: bool = False  # another of its process, with nothing but a launcher's lines between the two
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -73,13 +83,16 @@ def blocks(text: str) -> Iterator[Block]:
 
 def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Block]]:
     at, texts = 0, [text for _, text in lines]
+    before: int | None = None  # the line after the traceback before this one
     while at < len(lines):
         number, line = lines[at]
         read = _reader_of(line)
         if read is not None:
             end, raised = read(texts, at)
             if raised:
-                yield number, Block(prefix, tuple(raised), "\n".join(texts[at:end]))
+                follows = before is not None and all(_LAUNCHER.match(text) for text in texts[before:at])
+                yield number, Block(prefix, tuple(raised), "\n".join(texts[at:end]), follows=follows)
+                before = end - raised[-1].text.count("\n")  # what goes on unindented may be the program that does
             at = max(end, at + 1)
             continue
         if _SYSTEM.match(line):
@@ -93,7 +106,28 @@ def _reader_of(line: str) -> Callable[[Sequence[str], int], tuple[int, list[Rais
         return _read_traceback
     if line.startswith(_GROUP):
         return _read_group
+    if _REMOTE.match(line):
+        return _read_remote
     return _read_box if is_box(line) else None
+
+
+def _read_remote(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
+    """The line after a chain that begins with an error of another process, which has no traceback of this one.
+
+    Such a line alone is a log's: only a chain that goes on from it counts.
+    """
+    found = _EXCEPTION.match(lines[at])
+    near = range(at + 1, min(at + MESSAGE_LINES, len(lines)))
+    chained = next((index for index in near if lines[index].startswith(_CHAINED)), None)
+    if found is None or chained is None:
+        return at + 1, []
+    begins = (index for index in range(chained, min(chained + 4, len(lines))) if lines[index].startswith(_TRACEBACK))
+    header = next(begins, None)
+    if header is None:
+        return at + 1, []
+    end, raised = _read_traceback(lines, header)
+    text = "\n".join([found["message"] or "", *lines[at + 1 : chained]])
+    return end, [Raised(found["kind"], text.rstrip()), *raised]
 
 
 def _read_group(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:

@@ -6,6 +6,7 @@
 
 from tests.orchestrator.failure_case import GIB, KIB, Case, gib, mib
 from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
+from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS, WRAPPERS
 
 __all__ = ["CORPUS", "FATAL_XIDS", "LOOK_ALIKES", "OTHER_XIDS", "Case", "gib", "xid_line"]
 
@@ -692,4 +693,6 @@ CORPUS = [
     *MORE_DRIVER,
     *MORE_ALLOCATOR,
     *COATS,
+    *WRAPPERS,
+    *WRAPPED_QUOTATIONS,
 ]

@@ -12,6 +12,7 @@ from orchestrator.failure.last_words import last_words
 from orchestrator.failure.oom_text import numbers, size_bytes
 from tests.orchestrator.failure_corpus import CORPUS, FATAL_XIDS, LOOK_ALIKES, OTHER_XIDS, Case, gib, xid_line
 from tests.orchestrator.failure_quotes import OTHER_MEMORY, QUOTATIONS
+from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 OOM_TEXT = (
@@ -47,7 +48,7 @@ def test_every_text_of_the_corpus_is_told_for_what_it_is(case: Case) -> None:
 def test_the_corpus_is_large_and_no_look_alike_is_called_gpu_oom() -> None:
     assert len(CORPUS) >= 60
     assert len({(case.name, case.text) for case in CORPUS}) == len(CORPUS)
-    alike = (*LOOK_ALIKES, *QUOTATIONS, *OTHER_MEMORY)
+    alike = (*LOOK_ALIKES, *QUOTATIONS, *OTHER_MEMORY, *WRAPPED_QUOTATIONS)
     assert [case.name for case in alike for item in found_in(case) if item.kind == "gpu_oom"] == []
 
 
