@@ -18,6 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.errors import DraftyardError, GateRefused, NotFinished, RecipeError
+from orchestrator.interrupts import die_of, heard_as_interrupts
 from orchestrator.lazy import loaded
 from orchestrator.nearest import nearest
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
@@ -135,7 +136,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # LANG=C must not turn a × into a crash
     arguments = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(_run(arguments))
+    with heard_as_interrupts() as came:
+        code = _run(arguments)
+    if came:
+        die_of(came[0])
+    sys.exit(code)
 
 
 def _fill_closed_streams() -> None:

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
+from orchestrator.interrupts import NUMBERS
+
 _WHOLE: dict[str, ModuleType] = {}
 _TURN = threading.RLock()  # again by the same thread: a module may look into another one while it loads
 _loading: list[str] = []
@@ -58,15 +60,18 @@ def _load(name: str) -> ModuleType:
 @contextmanager
 def _held() -> Iterator[None]:
     """An interrupt that comes meanwhile counts at the end. A mask would not do: it goes to any thread without one."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *NUMBERS)}
+    ours = {number: handler for number, handler in before.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    for number in ours:
+        signal.signal(number, lambda number, frame: caught.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
         if caught:
-            before(*caught[0])
+            ours[signal.Signals(caught[0][0])](*caught[0])

@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.actions.host_facts import MissingDependency
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, GateRefused, HostError, StoreError
+from orchestrator.interrupts import Interrupted
 from orchestrator.store.rows import Reason, State
 from orchestrator.store.writes import Store
 
@@ -45,9 +46,17 @@ def outcome(store: Store, run_id: str, *, attempt: int, tell: Tell = silent) -> 
             raise
         state, reason, evidence = _before_a_start(error)
         _say(store, lambda into: into.set_state(run_id, state, reason=reason, evidence=evidence, attempt=attempt))
-        if attempt == 0 and _has_ended(store, run_id):  # an attempt's own doubt has spoken where its job may live
-            tell(f"it never began; why is kept as run {run_id} (`draftyard show {run_id}`), which @last passes over")
+        if attempt != 1 and _has_ended(store, run_id):  # an attempt's own doubt has spoken where its job may live
+            tell(_never_began(run_id, attempt))
         raise
+
+
+def _never_began(run_id: str, attempt: int) -> str:
+    """Of a launch (attempt 0: the first attempt is a part of it) or of a resume."""
+    if attempt == 0:
+        return f"it never began; why is kept as run {run_id} (`draftyard show {run_id}`), which @last passes over"
+    kept = f"why is kept with run {run_id} (`draftyard show {run_id}`)"
+    return f"attempt {attempt} never began; {kept}, and draftyard resume {run_id} tries again"
 
 
 def _has_ended(store: Store, run_id: str) -> bool:
@@ -103,7 +112,7 @@ def _before_a_start(error: BaseException) -> tuple[State, str | None, str]:
         case DraftyardError():
             return state, reason, f"never started: {why}"
         case KeyboardInterrupt():
-            return state, reason, "interrupted before it started"
+            return state, reason, "interrupted before it started" + _by(error)
         case _:
             return state, reason, why
 
@@ -118,9 +127,14 @@ def ending_of(error: BaseException, *, otherwise: str) -> tuple[State, str | Non
         case DraftyardError():
             return State.FAILED, None, _whole(error)
         case KeyboardInterrupt():
-            return State.STOPPED, Reason.USER, "interrupted"
+            return State.STOPPED, Reason.USER, "interrupted" + _by(error)
         case _:
             return State.FAILED, None, otherwise
+
+
+def _by(error: KeyboardInterrupt) -> str:
+    """The signal, where it was no key."""
+    return f" ({error.number.name})" if isinstance(error, Interrupted) else ""
 
 
 def _whole(error: Exception) -> str:

@@ -213,8 +213,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds with nothing live before it ends")
     options = parser.parse_args(arguments)
     ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda *_: ending.set())
     hosts_file = options.hosts or options.db.absolute().parent / "hosts.yaml"
     address = os.environ.get("DRAFTYARD_WEBHOOK")
     follower = Follower(

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,11 @@ class Terminal:
         """A word beside the data, on stderr; nothing under --quiet."""
         if not self.is_quiet:
             click.echo(shown(text), err=True, color=self.has_colour)
+
+    def tell(self, text: str) -> None:
+        """The same on the way of what must not break off for want of somebody who hears it: a start, a stop."""
+        with suppress(OSError):
+            self.say(text)
 
     def detail(self, text: str) -> None:
         """A word for those who asked for more with -v."""

@@ -110,7 +110,7 @@ def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
 @order_options
 def deploy(terminal: Terminal, **words: Any) -> None:
     """Ship a recipe's tree to a host and verify it there; what is there already is not sent again."""
-    done = jobs.deploy(terminal.places, make_order(terminal, words), tell=terminal.say)
+    done = jobs.deploy(terminal.places, make_order(terminal, words), tell=terminal.tell)
     if terminal.wants_json:
         terminal.document(deployed=done)
         return
@@ -166,10 +166,10 @@ def smoke(
     asked = make_order(terminal, words)
     if script is not None:
         content, name = _script(script)
-        caps.refuse_cap_of_scripts(cap_bytes, (name,), (name,), terminal.say)
-        started = jobs.smoke_script(terminal.places, asked, content, name=name, tell=terminal.say)
+        caps.refuse_cap_of_scripts(cap_bytes, (name,), (name,), terminal.tell)
+        started = jobs.smoke_script(terminal.places, asked, content, name=name, tell=terminal.tell)
     else:
-        climbed = jobs.smoke(terminal.places, asked, rungs=rungs, cap_bytes=cap_bytes, again=again, tell=terminal.say)
+        climbed = jobs.smoke(terminal.places, asked, rungs=rungs, cap_bytes=cap_bytes, again=again, tell=terminal.tell)
         if climbed.launched is None:
             _nothing_to_climb(terminal, asked, climbed.fingerprint)
             return
@@ -212,9 +212,9 @@ def launch(
     if dry_run:
         _rehearsal(terminal, asked)
         return
-    started = jobs.launch(terminal.places, asked, tell=terminal.say)
+    started = jobs.launch(terminal.places, asked, tell=terminal.tell)
     if started.unmet:
-        terminal.say("\n  ".join(["forced past the gate:", *gate.explain(started.unmet)]))
+        terminal.tell("\n  ".join(["forced past the gate:", *gate.explain(started.unmet)]))
     _ended_or_detached(terminal, started, detach=not follow)
 
 
@@ -227,7 +227,7 @@ def launch(
 @click.option("--detach", is_flag=True, help="Start it and return.")
 def prepare(terminal: Terminal, *, detach: bool, **words: Any) -> None:
     """Make a recipe's answers and hidden states in the host's cache, so that training finds them there."""
-    started = jobs.prepare(terminal.places, make_order(terminal, words), tell=terminal.say)
+    started = jobs.prepare(terminal.places, make_order(terminal, words), tell=terminal.tell)
     _ended_or_detached(terminal, started, detach=detach)
 
 
@@ -240,7 +240,7 @@ def prepare(terminal: Terminal, *, detach: bool, **words: Any) -> None:
 @click.option("--detach", is_flag=True, help="Start it and return.")
 def evaluate(terminal: Terminal, selector: str, *, detach: bool) -> None:
     """Measure the acceptance length of a run's newest checkpoint by really decoding, on its host."""
-    _ended_or_detached(terminal, jobs.evaluate(terminal.places, selector, tell=terminal.say), detach=detach)
+    _ended_or_detached(terminal, jobs.evaluate(terminal.places, selector, tell=terminal.tell), detach=detach)
 
 
 @verb(
@@ -259,7 +259,7 @@ def export(terminal: Terminal, selector: str, *, form: str | None, to: str | Non
     if form is None:
         if to is not None:
             raise UsageError("--to goes with --metrics; a drafter is written on its host")
-        _ended_or_detached(terminal, jobs.export(terminal.places, selector, tell=terminal.say), detach=detach)
+        _ended_or_detached(terminal, jobs.export(terminal.places, selector, tell=terminal.tell), detach=detach)
         return
     if to is None:
         if terminal.wants_json and form == "csv":
@@ -281,7 +281,7 @@ def export(terminal: Terminal, selector: str, *, form: str | None, to: str | Non
 @click.option("-f", "--follow", is_flag=True, help="Stay and show progress; the outcome is the exit code.")
 def resume(terminal: Terminal, selector: str, *, follow: bool) -> None:
     """Start a new attempt of a run that has ended, from its newest whole checkpoint."""
-    _ended_or_detached(terminal, jobs.resume(terminal.places, selector, tell=terminal.say), detach=not follow)
+    _ended_or_detached(terminal, jobs.resume(terminal.places, selector, tell=terminal.tell), detach=not follow)
 
 
 def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -> None:
@@ -291,7 +291,7 @@ def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -
             terminal.document(**told, **({"more_hosts": started.more_hosts} if started.more_hosts else {}))
             return
         terminal.lines([started.run_id])
-        terminal.say(whereabouts(started))
+        terminal.tell(whereabouts(started))
         return
     terminal.say(f"run {started.run_id} on {_and(started)}; Ctrl-C leaves it going")
     run = wait_shown(terminal, started.run_id)
@@ -349,9 +349,9 @@ def _nothing_to_climb(terminal: Terminal, asked: Order, fingerprint: str) -> Non
 def _rehearsal(terminal: Terminal, asked: Order) -> None:
     """Ends as the launch would: with exit 3 and the repair where the gate is shut."""
     if asked.more_hosts:
-        each = jobs.rehearse_all(terminal.places, asked, tell=terminal.say)
+        each = jobs.rehearse_all(terminal.places, asked, tell=terminal.tell)
     else:
-        each = [jobs.rehearse(terminal.places, asked, tell=terminal.say)]
+        each = [jobs.rehearse(terminal.places, asked, tell=terminal.tell)]
     is_allowed, is_forced = all(found.verdict.is_allowed for found in each), asked.force_reason is not None
     if terminal.wants_json:
         more = {"more_rehearsals": each[1:]} if asked.more_hosts else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.interrupts import Interrupted, heard_as_interrupts
 from orchestrator.lazy import lazy, loaded
 from tests.test_architecture import ROOT
 
@@ -40,6 +41,18 @@ def test_a_ctrl_c_while_a_module_loads_waits_until_it_is_whole(shelf: Path) -> N
 
     assert module.LAST_LINE == "ran"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_that_counts_as_ctrl_c_waits_as_well(shelf: Path) -> None:
+    (shelf / "asked_to_end.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nLAST_LINE = 'ran'\n"
+    )
+    module = lazy("asked_to_end")
+
+    with heard_as_interrupts(), pytest.raises(Interrupted, match="SIGTERM"):
+        _ = module.LAST_LINE
+
+    assert module.LAST_LINE == "ran"
 
 
 def test_nothing_is_loaded_before_the_first_look_and_then_it_is_the_module_itself(shelf: Path) -> None:

@@ -97,6 +97,18 @@ def test_it_never_began_is_said_only_where_no_job_may_live(store: Store, may_liv
     assert any("it never began" in line for line in said) is not may_live
 
 
+def test_an_interrupted_resume_says_that_its_attempt_never_began(store: Store) -> None:
+    store.new_attempt(RUN)
+    attempt, said = again(store), list[str]()
+
+    with pytest.raises(KeyboardInterrupt), outcome(store, RUN, attempt=attempt, tell=said.append):
+        raise KeyboardInterrupt
+
+    assert said == [
+        f"attempt 2 never began; why is kept with run {RUN} (`draftyard show {RUN}`), and draftyard resume {RUN} tries again"
+    ]
+
+
 def _cut_within_an_attempt(store: Store, tell: Callable[[str], None], *, may_live: bool) -> None:
     with outcome(store, RUN, attempt=0, tell=tell):
         store.new_attempt(RUN)
@@ -351,8 +363,8 @@ def test_a_launch_that_is_ended_after_the_spawn_leaves_the_truth_to_the_folder(
     _, err = launch.communicate(timeout=PATIENCE_S)
 
     assert launch.returncode == (130 if number == signal.SIGINT else -number)
-    if number == signal.SIGINT:
-        assert f"draftyard wait {run.id}" in err
+    if number != signal.SIGKILL:
+        assert f"whether run {run.id} has started is not known yet: draftyard wait {run.id}" in err
     assert not _wait(yard, lambda _: True).state.is_final
     assert yard.run(*NIGHTLY) == 0, yard.err  # as a script says it that heard no answer
     go.touch()
@@ -379,6 +391,65 @@ def test_a_launch_that_is_killed_before_the_spawn_is_said_at_once_and_starts_not
     assert not (yard.folder(run.id) / "attempts" / "1" / "supervisor.json").exists()
     assert yard.run(*NIGHTLY, "--follow") == 0, yard.err
     _has_run_once(yard)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("stage", ["-c import sys", "--place"], ids=["the row", "the attempt"])
+def test_a_launch_that_is_told_to_end_before_the_spawn_says_what_became_of_its_row(
+    yard: Yard, number: signal.Signals, stage: str
+) -> None:
+    """Ctrl-C, `kill`, `timeout` (which signals twice), a terminal that closes: one ending, and no follower has to find it."""
+    asked, _ = _gate(yard, stage)
+    launch = _draftyard(*NIGHTLY)
+    run = _wait(yard, lambda _: asked.exists())
+
+    launch.send_signal(number)
+    if number != signal.SIGINT:
+        launch.send_signal(number)
+    _, err = launch.communicate(timeout=PATIENCE_S)
+
+    assert launch.returncode == (130 if number == signal.SIGINT else -number)
+    assert f"it never began; why is kept as run {run.id} (`draftyard show {run.id}`)" in err
+    assert "Traceback" not in err
+    ended = _wait(yard, lambda _: True)
+    how = "" if number == signal.SIGINT else f" ({number.name})"
+    assert (ended.state, ended.reason) == (State.STOPPED, "user")
+    assert ended.evidence == f"interrupted before it started{how}"
+    assert not (yard.folder(run.id) / "env").exists()
+
+
+@pytest.mark.slow
+def test_a_hang_up_of_whoever_waits_says_that_the_run_goes_on(yard: Yard) -> None:
+    launch = _draftyard("launch", "tiny", "-b", "slow", "--force", "a test", "--follow")
+    run = _wait(yard, lambda run: run.state is State.RUNNING)
+    reader = _draftyard("logs", run.id, "-f")
+    assert reader.stdout is not None
+    assert reader.stdout.readline().startswith("step ")
+
+    for each in (launch, reader):
+        each.send_signal(signal.SIGHUP)
+    told = [each.communicate(timeout=PATIENCE_S)[1] for each in (launch, reader)]
+
+    assert [each.returncode for each in (launch, reader)] == [-signal.SIGHUP] * 2
+    assert f"wait {run.id}" in told[0]
+    assert "the run goes on; come back with one of:" in told[0]
+    assert f"logs {run.id} -f" in told[1]
+    assert _wait(yard, lambda _: True).state is State.RUNNING
+
+
+@pytest.mark.slow
+def test_a_launch_whose_terminal_is_gone_ends_by_the_hang_up_all_the_same(yard: Yard) -> None:
+    """Nothing can be said any more; the row tells."""
+    asked, _ = _gate(yard, "-c import sys")
+    with Path("/dev/full").open("w") as gone:
+        launch = subprocess.Popen([*_command(), *NIGHTLY], stdout=gone, stderr=gone)
+        _wait(yard, lambda _: asked.exists())
+
+        launch.send_signal(signal.SIGHUP)
+
+        assert launch.wait(timeout=PATIENCE_S) == -signal.SIGHUP
+    assert _wait(yard, lambda _: True).evidence == "interrupted before it started (SIGHUP)"
 
 
 def _has_run_once(yard: Yard) -> None:
