@@ -10,15 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import orchestrator
-from orchestrator.actions.host_facts import (
-    OLDEST,
-    TARGET_PACKAGES,
-    TRAINER_PACKAGES,
-    WITHOUT_DEPENDENCIES,
-    lacks,
-    lacks_for_targets,
-)
+from orchestrator.actions.host_facts import TARGET_PACKAGES, TRAINER_PACKAGES, lacks, lacks_for_targets
+from orchestrator.actions.installing import WITHOUT_DEPENDENCIES, constraints
 from orchestrator.actions.order import find_host
 from orchestrator.actions.places import Places
 from orchestrator.actions.site import Site, open_site
@@ -28,7 +21,6 @@ from orchestrator.shell.stream import StreamShell
 ALL_PACKAGES = (*TRAINER_PACKAGES, *TARGET_PACKAGES)
 INSTALL_S = 1800.0  # torch alone is gigabytes
 INSTALL_LINES = 12  # the last ones of an installation that failed: pip gives the cause before the advice
-PINNED_FOR = "3.11"  # the oldest Python that the list was made for; an older one takes what it can get
 
 _INSTALL = """
 exec 2>&1
@@ -97,25 +89,6 @@ def fix_site(site: Site, *, hosts_file: Path) -> Fixed:
         *by_hand,
     ]
     return Fixed(lines, made)
-
-
-def pinned() -> dict[str, str]:
-    """Distribution -> version, of constraints.txt: in the repository beside the package, in a wheel inside it."""
-    inside = Path(orchestrator.__file__).parent
-    file = next(place for place in (inside / "constraints.txt", inside.parent / "constraints.txt") if place.is_file())
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return {name: version for name, _, version in (line.partition("==") for line in lines) if version}
-
-
-def constraints() -> str:
-    """The pinned list as pip and uv read it."""
-    lines = [
-        f"torch>={OLDEST['torch']},<={version}"
-        if name == "torch"
-        else f'{name}=={version}; python_version >= "{PINNED_FOR}"'
-        for name, version in pinned().items()
-    ]
-    return "\n".join([*lines, ""])
 
 
 def _install(shell: StreamShell, pythons: Sequence[str], packages: Sequence[str]) -> None:

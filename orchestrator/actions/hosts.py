@@ -14,17 +14,17 @@ from orchestrator.actions.history import open_reader
 from orchestrator.actions.host_facts import (
     TARGET_PACKAGES,
     TRAINER_PACKAGES,
+    Lack,
     MissingDependency,
     fix_command,
     gpu_complaint,
-    install_command,
     is_managed,
     lacks,
     lacks_for_targets,
-    newer_python,
     repair_of,
     unlisted,
 )
+from orchestrator.actions.installing import install_command, newer_python, tested
 from orchestrator.actions.order import find_host
 from orchestrator.actions.places import Places
 from orchestrator.actions.site import open_site
@@ -162,14 +162,23 @@ def _python(facts: Mapping[str, Any], python: str, host: str) -> list[Finding]:
     by_fix = (
         f"{fix_command(host)}  # in a virtual environment: pip may not change {python}" if is_managed(facts) else ""
     )
-    others = [lack for lack in missing if lack.name != "Python"]
-    found += [Finding(lack.name, False, lack.seen, (lack.package and by_fix) or lack.repair) for lack in others]
+    for_pip = [lack for lack in missing if lack.package]
+    if for_pip:
+        found.append(Finding("packages", False, _told_together(for_pip), by_fix or repair_of(for_pip, python=python)))
+    others = [lack for lack in missing if lack.name != "Python" and not lack.package]
+    found += [Finding(lack.name, False, lack.seen, lack.repair) for lack in others]
     for_targets = lacks_for_targets(facts, python=python)
     if for_targets:
         names = ", ".join(lack.name for lack in for_targets)
         told = f"recipes with a GGUF file or smollm2 as their target also want {names}: "
         found.append(Finding("targets", True, told + (by_fix or repair_of(for_targets, python=python))))
     return found
+
+
+def _told_together(missing: Sequence[Lack]) -> str:
+    absent = [lack.name for lack in missing if lack.package == lack.name]
+    old = [f"{lack.name} {lack.seen.replace(';', ',')}" for lack in missing if lack.package != lack.name]
+    return "; ".join([*([f"{', '.join(absent)}: not installed"] if absent else []), *old])
 
 
 def _gpus(facts: Mapping[str, Any], python: str) -> list[Finding]:
@@ -204,7 +213,8 @@ def _gpus(facts: Mapping[str, Any], python: str) -> list[Finding]:
     has_torch = bool(((facts.get("python") or {}).get("packages") or {}).get("torch"))
     if facts.get("gpus") and has_torch and facts.get("torch_cuda") is None:
         repair = (
-            install_command(python, "--force-reinstall", "torch>=2.11") + "  # a build for CUDA, not one for processors"
+            install_command(python, "--force-reinstall", tested("torch"))
+            + "  # a build for CUDA, not one for processors"
         )
         found.append(Finding("torch", False, "is built without CUDA, and there are GPUs", repair))
     return found or [Finding("GPU", True, "none; jobs run on the processor")]

