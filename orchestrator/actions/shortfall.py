@@ -12,7 +12,7 @@ from orchestrator.store.rows import FailureRow
 from remote.allocator import DEFAULT, NAMES
 
 GROW = "expandable_segments"  # the word of the remedy that lets segments grow
-GROW_ENV = f"{NAMES[1]}={DEFAULT}"  # what it sets: the name that every torch reads
+GROW_NAME = "segments that grow"
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,16 @@ def remedy_of_pieces(facts: Mapping[str, Any]) -> str:
     if facts.get("cause") != "fragmentation":
         return ""
     return str(next((item.get("word") for item in facts.get("remedies") or ()), "even_sizes"))
+
+
+def setting_of(pieces: str, launch: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that make segments grow, where that is the first remedy: those of the allocator's that the run had, as
+    newer torch reads one of them before the other, else the one that every torch reads. Empty where it is not.
+    """
+    if pieces != GROW:
+        return {}
+    had = launch.get("env")
+    return dict.fromkeys([name for name in NAMES if isinstance(had, list) and name in had] or NAMES[1:], DEFAULT)
 
 
 def allowed(facts: Mapping[str, Any], capacity_bytes: int | None, told: str) -> tuple[int | None, str]:

@@ -1,11 +1,12 @@
 """What an out-of-memory page offers, tried: a branch's newest run that ran out, and its Nth suggestion as overrides.
 
 Nothing is started here. The page is `draftyard show RUN --oom`; its suggestions are planned with the run's own values, so
-what is tried is those values with one suggestion on top.
+what is tried is those values with one suggestion on top. The allocator's setting is one of them where memory lay in pieces.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.actions import history
@@ -13,9 +14,18 @@ from orchestrator.actions.history import MEMORY_REASONS, RunPage, open_reader
 from orchestrator.actions.places import Places
 from orchestrator.actions.plans import MOST_OFFERED, would_fit
 from orchestrator.actions.recipes import resolve
+from orchestrator.actions.shortfall import GROW_NAME, setting_of
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.store.rows import Kind, Reason, RunRow
-from remote.plan.advice import Switch
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """One suggestion of a page: what it sets of the recipe, or of the job's environment."""
+
+    name: str
+    overrides: tuple[str, ...]
+    env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,14 @@ class Trial:
     number: int
     name: str
     overrides: tuple[str, ...]  # the run's own, then the suggestion's
+    env: Mapping[str, str]  # what the suggestion sets: the allocator's setting, where memory lay in pieces
     cap_bytes: int | None  # of the GPU memory that the run was allowed, where it was a capped smoke run
+
+    @property
+    def typed(self) -> str:
+        """The same by hand."""
+        env = [f"--env {name}={value}" for name, value in self.env.items()]
+        return " ".join([*(f"--set {override}" for override in self.overrides), *env])
 
 
 def trial(places: Places, word: str, *, branch: str | None, number: int) -> Trial:
@@ -41,11 +58,11 @@ def trial(places: Places, word: str, *, branch: str | None, number: int) -> Tria
     page = history.show(places, run.id)
     offered = _offered(places, page)
     if not 1 <= number <= len(offered):
-        named = "; ".join(f"{place} {switch.name}" for place, switch in enumerate(offered, 1))
+        named = "; ".join(f"{place} {offer.name}" for place, offer in enumerate(offered, 1))
         raise UsageError(f"--try {number}: the page of run {run.id} offers {named or 'nothing that fits'}")
     chosen = offered[number - 1]
     own = tuple(str(item) for item in page.launch.get("overrides") or ())
-    return Trial(run.id, number, chosen.name, (*own, *chosen.overrides), _cap_of(page))
+    return Trial(run.id, number, chosen.name, (*own, *chosen.overrides), chosen.env, _cap_of(page))
 
 
 def tried_instead(places: Places, run: RunRow) -> str:
@@ -61,8 +78,10 @@ def _newest(places: Places, recipe: str, branch: str) -> RunRow | None:
     return next((run for run in ours if run.reason in MEMORY_REASONS), None)
 
 
-def _offered(places: Places, page: RunPage) -> list[Switch]:
-    """UsageError where nothing can be planned; for a script with what its page suggests in words."""
+def _offered(places: Places, page: RunPage) -> list[_Offer]:
+    """As the page numbers them: the allocator's setting first, where memory lay in pieces, then changes of the plan.
+
+    UsageError where nothing can be planned; for a script with what its page suggests in words."""
     if page.spec.get("entry") != "dflash":
         remedies = page.failures[0].facts.get("remedies") if page.failures else None
         said = [str(item["text"]) for item in remedies or () if isinstance(item, dict) and "text" in item]
@@ -76,7 +95,9 @@ def _offered(places: Places, page: RunPage) -> list[Switch]:
         raise UsageError(f"run {page.run.id} ran out of {what}, of which its plan says nothing")
     if fits.planned is None:
         raise UsageError(f"run {page.run.id}: {fits.note}, so --try has nothing to set")
-    return fits.planned.switches[:MOST_OFFERED]
+    env = setting_of(fits.pieces, page.launch)
+    changes = [_Offer(switch.name, switch.overrides, {}) for switch in fits.planned.switches[:MOST_OFFERED]]
+    return [_Offer(GROW_NAME, (), env), *changes] if env else changes
 
 
 def _cap_of(page: RunPage) -> int | None:

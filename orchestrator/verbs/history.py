@@ -25,14 +25,14 @@ from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
     from orchestrator.actions import plans, rank_places, recipes, trying, unknown_words
-    from orchestrator.verbs import markdown, measured, page, plan_page
+    from orchestrator.verbs import fits_page, markdown, measured, page
 else:
     plans = lazy("orchestrator.actions.plans")
     rank_places = lazy("orchestrator.actions.rank_places")
     recipes = lazy("orchestrator.actions.recipes")
     trying = lazy("orchestrator.actions.trying")
     unknown_words = lazy("orchestrator.actions.unknown_words")
-    plan_page = lazy("orchestrator.verbs.plan_page")
+    fits_page = lazy("orchestrator.verbs.fits_page")
     markdown = lazy("orchestrator.verbs.markdown")
     measured = lazy("orchestrator.verbs.measured")
     page = lazy("orchestrator.verbs.page")
@@ -115,13 +115,17 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool, a
     fits = plans.would_fit(terminal.places, found) if ran_out else None
     if terminal.wants_json:
         ranks = rank_places.rank_places(found.run, found.spec, {peak.rank for peak in found.peaks})
-        terminal.document(**vars(found), ranks=ranks, fits=None if fits is None else plan_page.fits_document(fits))
+        terminal.document(
+            **vars(found),
+            ranks=ranks,
+            fits=None if fits is None else fits_page.fits_document(fits, launch=found.launch),
+        )
         return
     lines = page.run_page(found, width=terminal.width or 100, now_s=time.time(), only_failure=oom)
     if fits is not None:
         newer = trying.tried_instead(terminal.places, found.run)
         words = dataclasses.replace(words_of_run(found.run, found.launch), hosts=(found.run.host,))
-        told = plan_page.fits_lines(fits, words, width=terminal.width, newer=newer)
+        told = fits_page.fits_lines(fits, words, width=terminal.width, newer=newer, launch=found.launch)
         lines += ["", *told]
     terminal.lines(markdown.as_markdown(lines) if as_markdown else lines)
     _say_if_unfollowed(terminal, [found.run])

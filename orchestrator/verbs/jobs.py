@@ -97,7 +97,7 @@ def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
         more_hosts=tuple(more_hosts),
         overrides=words["overrides"],
         gpus=gpu_names(words["gpus"]),
-        env=order.read_env_words(words["env_words"], os.environ),
+        env={**words.get("suggested_env", {}), **order.read_env_words(words["env_words"], os.environ)},
         **more,
     )
 
@@ -328,14 +328,13 @@ def _and(started: Launched) -> str:
 def _with_suggestion(
     terminal: Terminal, words: dict[str, Any], number: int, cap_bytes: int | None, *, is_script: bool
 ) -> tuple[dict[str, Any], int | None]:
-    """The words with a suggestion's overrides before the person's own, and the cap that the run had."""
+    """The words with a suggestion's overrides and variables before the person's own, and the cap that the run had."""
     if is_script:
         raise UsageError("--try climbs rungs with a suggestion; a script of --script has no plan to take one from")
     found = trying.trial(terminal.places, words["recipe"], branch=words["branch"], number=number)
-    typed = " ".join(f"--set {override}" for override in found.overrides)
-    terminal.say(f"suggestion {number} of run {found.run_id}: {found.name}; the same by hand: {typed}")
-    overrides = (*found.overrides, *words["overrides"])
-    return {**words, "overrides": overrides}, found.cap_bytes if cap_bytes is None else cap_bytes
+    terminal.say(f"suggestion {number} of run {found.run_id}: {found.name}; the same by hand: {found.typed}")
+    words = {**words, "overrides": (*found.overrides, *words["overrides"]), "suggested_env": found.env}
+    return words, found.cap_bytes if cap_bytes is None else cap_bytes
 
 
 def _nothing_to_climb(terminal: Terminal, asked: Order, fingerprint: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator.actions.again import Words, command_line
-from orchestrator.actions.plans import MOST_OFFERED, Effect, Fits, Planned, caution, plan_body, target_loaded_bytes
-from orchestrator.actions.shortfall import GROW, GROW_ENV
+from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body, target_loaded_bytes
 from orchestrator.actions.step_time import StepTime, tflop, time_sentence, time_text
 from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
@@ -31,12 +29,12 @@ def plan_page(found: Planned, *, width: int | None) -> list[str]:
     """The answer first, then what it is made of, what would change it, and how far it is to be trusted."""
     made, spec = found.plan, found.spec
     lines = [heading(f"{spec.recipe}, branch {spec.branch}: memory of one training step, predicted, in GiB")]
-    lines += ["", *pairs(_totals(found), width=width), *_prepared_elsewhere(found)]
+    lines += ["", *pairs(_totals(found), width=width), *prepared_elsewhere(found)]
     lines += ["", *stage_table(made, width=width)]
     if found.by_role is not None:
         lines += ["", *roles_section(found.by_role, width=width)]
     if found.switches or made.step_verdict == "does not fit":
-        lines += ["", *_advice(found, width=width)]
+        lines += ["", *advice(found, width=width)]
     lines += ["", heading("Checked against measured peaks"), *_checked(made, width=width)]
     left_out = [line for text in made.not_modelled for line in wrapped(text, width, indent=2)]
     return [*lines, "", heading("Not in the plan"), *left_out]
@@ -89,109 +87,6 @@ def plan_document(found: Planned) -> dict[str, Any]:
     }
 
 
-def fits_lines(fits: Fits, words: Words, *, width: int | None, newer: str = "") -> list[str]:
-    """Of a run that ran out of memory, below its failure: what would fit, by the numbers that `smoke --try` takes.
-
-    Where that would take the `newer` run's, the first is spelled out on top of the run's own `words`.
-    """
-    if fits.planned is None:
-        return [heading("What would fit"), fits.note]
-    found = fits.planned
-    (name, _), *rest = _memory(found)
-    capacity = _capacity(found, card_bytes=fits.card_bytes)
-    head = [
-        heading(f"The run's own plan, against {gib(fits.card_bytes)}"),
-        *pairs([(name, capacity), *_taken_off(fits), *rest], width=width),
-    ]
-    lines = [
-        *head,
-        *_prepared_elsewhere(found),
-        *(line for text in _exceeded_line(fits) for line in wrapped(text, width)),
-        "",
-    ]
-    if fits.is_crowded:
-        lines += [*wrapped(_beside(fits), width), ""]
-    if not found.switches and fits.is_crowded and found.plan.step_verdict == "does not fit":
-        return lines[:-1]
-    lines += _advice(found, width=width, is_numbered=True)
-    if fits.pieces:
-        return [*lines, "", *_pieces(fits, words, width=width)]
-    return [*lines, *(["", *_try_lines(found, words, newer=newer)] if found.switches else [])]
-
-
-def _taken_off(fits: Fits) -> list[tuple[str, str]]:
-    """What of the card nothing that is offered may take."""
-    items = []
-    if fits.held_bytes:
-        items.append(("  - others", f"{in_gib(fits.held_bytes)} GiB held by {_holders(fits)} when it ran out"))
-    if fits.short_bytes:
-        items.append(("  - left free", f"{gib(fits.short_bytes)} that it needed, more than its plan said"))
-    return items
-
-
-def _holders(fits: Fits) -> str:
-    if not fits.holders:
-        return "processes that it could not see"
-    return f"process{'es' if len(fits.holders) > 1 else ''} {', '.join(str(pid) for pid in fits.holders)}"
-
-
-def _beside(fits: Fits) -> str:
-    """Memory that somebody else holds is given back by nothing that a recipe says."""
-    assert fits.planned is not None
-    held = f"{gib(fits.held_bytes)} that {_holders(fits)} {'holds' if len(fits.holders) == 1 else 'hold'}"
-    end = "end it" if len(fits.holders) == 1 else "end them"
-    do = f"{end}, or choose another card with --gpus"
-    if fits.planned.switches and fits.planned.plan.step_verdict == "does not fit":
-        return f"what is offered fits beside the {held}; to have the whole card: {do}"
-    if fits.planned.plan.step_verdict == "does not fit":
-        return f"nothing fits beside the {held}: {do}"
-    return f"beside the {held} it is planned to fit; more room: {do}"
-
-
-def _pieces(fits: Fits, words: Words, *, width: int | None) -> list[str]:
-    """Memory was there, but in pieces: `--try` takes changes of a plan, and none of them is what to try first."""
-    if fits.pieces != GROW:
-        told = "it ran out of pieces that were large enough, and its segments grow already: the first thing to try, a few sizes in place of many, is no change of the plan"
-        return wrapped(told, width)
-    typed = command_line("smoke", words)
-    return [
-        *wrapped(
-            "it ran out of pieces that were large enough; the first thing to try is no change of the plan:", width
-        ),
-        f"{typed} --env {GROW_ENV}",
-    ]
-
-
-def _try_lines(found: Planned, words: Words, *, newer: str) -> list[str]:
-    if not newer:  # which takes the run's own overrides as well
-        typed = command_line("smoke", replace(words, overrides=()), "--try", "1")
-        return [f"{typed}    # the rungs with the first of these; N for the Nth"]
-    typed = command_line("smoke", replace(words, overrides=(*words.overrides, *found.switches[0].overrides)))
-    return [f"{typed}    # the rungs with the first of these; --try takes those of run {newer}, a newer one"]
-
-
-def fits_document(fits: Fits) -> dict[str, Any]:
-    """`capacity_bytes` of the plan is the whole card's; `room_bytes` what of it the step may take."""
-    planned = None if fits.planned is None else plan_document(fits.planned)
-    room_bytes = None
-    if planned is not None:
-        room_bytes = planned["plan"]["capacity_bytes"]
-        planned["plan"] = {**planned["plan"], "capacity_bytes": fits.card_bytes}
-    names = ("short_bytes", "held_bytes", "holders", "note", "exceeded")
-    return {"planned": planned, "room_bytes": room_bytes, **{name: getattr(fits, name) for name in names}}
-
-
-def _exceeded_line(fits: Fits) -> list[str]:
-    if fits.exceeded is None:
-        return []
-    over = fits.exceeded
-    held = "" if over.held is None else f"; most that was alive, {gib(over.held[0])}, was made at {over.held[1]}"
-    return [
-        f"exceeded: {over.stage} was planned with {gib(over.planned_bytes)} allocated, {gib(over.component_bytes)} of it "
-        f"{over.component}; it needed {gib(over.needed_bytes)}{held}"
-    ]
-
-
 def effect_text(effect: Effect, value: float) -> str:
     match effect.unit:
         case "bytes":
@@ -208,7 +103,7 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
     """What must fit against what there is, and what it is the sum of; then what is told of the whole training."""
     made, work = found.plan, found.plan.work
     tokens = f"{work.block_tokens:,} block tokens, {work.context_tokens:,} context tokens"
-    items = [*_memory(found)]
+    items = [*memory_items(found)]
     if found.spec.data.num_workers:
         workers = counted(found.spec.data.num_workers, "worker")
         items.append(("read ahead", f"{in_gib(made.host_queue_bytes)} GiB of the host's memory, by {workers}"))
@@ -224,14 +119,14 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
     return items
 
 
-def _memory(found: Planned) -> list[tuple[str, str]]:
+def memory_items(found: Planned) -> list[tuple[str, str]]:
     made, places = found.plan, gib_places(found.plan.driver_bytes)
     peak, slack, context = (
         f"{in_gib(size, places=places)} GiB"
         for size in (made.peak.allocated_bytes, made.slack_bytes, made.context_bytes)
     )
     items = [
-        ("capacity", _capacity(found)),
+        ("capacity", capacity_text(found)),
         ("must fit", f"{in_gib(made.driver_bytes, places=places)} GiB {_DRIVER[made.device]}"),
     ]
     items.append(("  peak", f"{peak} allocated, in {made.peak.name}"))
@@ -264,7 +159,7 @@ def _pass_told(found: Planned) -> str:
     return told if made.pass_verdict == "tight" else f"{told}, whatever is changed below"
 
 
-def _prepared_elsewhere(found: Planned) -> list[str]:
+def prepared_elsewhere(found: Planned) -> list[str]:
     """What to type where the pass does not fit: no change of a step makes it less. A training loads the target even where
     nothing is left to compute, so a card that its weights alone fill is too small.
     """
@@ -274,13 +169,13 @@ def _prepared_elsewhere(found: Planned) -> list[str]:
     loaded_bytes = target_loaded_bytes(found)
     if loaded_bytes > made.capacity_bytes + made.reserve_bytes:
         return [f"it takes a larger card: a training loads the target first, {gib(loaded_bytes)}"]
-    typed = command_line("prepare", Words(found.spec.recipe, found.spec.branch, ("HOST",)))
+    line = command_line("prepare", Words(found.spec.recipe, found.spec.branch, ("HOST",)))
     folder = ".local/share/draftyard/cache/"
     then = "# then this, on the host with the smaller card (docs/recipes.md tells more)"
-    return [f"{typed}    # on a larger card", then, f"rsync -a HOST:{folder} ~/{folder}"]
+    return [f"{line}    # on a larger card", then, f"rsync -a HOST:{folder} ~/{folder}"]
 
 
-def _capacity(found: Planned, card_bytes: int | None = None) -> str:
+def capacity_text(found: Planned, card_bytes: int | None = None) -> str:
     """The verdict over the step and over the target's pass before it: "fits" stands here for a job that can begin alone."""
     made = found.plan
     if made.capacity_bytes is None or made.headroom_bytes is None:
@@ -317,17 +212,18 @@ def _largest(found: Planned) -> str:
     return f"{anchors} x block {size} = {found.largest.block_tokens:,} block tokens fit{far}"
 
 
-def _advice(found: Planned, *, width: int | None, is_numbered: bool = False) -> list[str]:
+def advice(found: Planned, *, width: int | None, first: int | None = None) -> list[str]:
+    """`first`: the number of the first change, where `smoke --try` takes them by numbers."""
     told = heading("What would fit" if found.plan.step_verdict == "does not fit" else "What would lower the peak")
     if not found.switches:
         return [told, *wrapped(NOTHING_FITS, width)]
     more = len(found.switches) - MOST_OFFERED
     rest = [f"{more} more: --json has all"] if more > 0 else []
     shown = found.switches[:MOST_OFFERED]
-    return [told, *_switches(shown, found.time, width=width, is_numbered=is_numbered), *rest]
+    return [told, *_switches(shown, found.time, width=width, first=first), *rest]
 
 
-def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, is_numbered: bool) -> list[str]:
+def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, first: int | None) -> list[str]:
     """A line for what a change buys; below it what to beware of and, whole, what to type.
 
     Its time is today's by the arithmetic of both, so an estimate, or as today's is a bound; the arithmetic where none is known.
@@ -349,7 +245,9 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
     ]
     numbers_wide = max(len(click.unstyle(line)) for line in table(columns, rows, width=None)) - len(columns[0].heading)
     room = None if width is None else width - numbers_wide
-    labels = [f"{place} {switch.name}" if is_numbered else switch.name for place, switch in enumerate(found, 1)]
+    labels = [
+        switch.name if first is None else f"{place} {switch.name}" for place, switch in enumerate(found, first or 1)
+    ]
     names = [wrapped(label, room) for label in labels]
     head, *lines = table(columns, [[name[0], *row[1:]] for name, row in zip(names, rows, strict=True)], width=width)
     told = [head]
@@ -357,14 +255,14 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
         beware = caution(switch)
         cautions = wrapped(beware, width, indent=2) if beware else []
         told += [line, *(f"  {part}" for part in name[1:])]
-        told += [click.style(text, dim=True) for text in (*cautions, *_typed(switch.overrides, width))]
+        told += [click.style(text, dim=True) for text in (*cautions, *typed("--set", switch.overrides, width))]
     return told
 
 
-def _typed(overrides: Sequence[str], width: int | None) -> list[str]:
-    """What to type, in as many lines as it takes; each override is whole, to be copied."""
+def typed(flag: str, values: Sequence[str], width: int | None) -> list[str]:
+    """What to type, in as many lines as it takes; each value is whole with its flag, to be copied."""
     lines = [""]
-    for word in (f"--set {override}" for override in overrides):
+    for word in (f"{flag} {value}" for value in values):
         longer = f"{lines[-1]} {word}"
         if lines[-1] and width is not None and len(longer) + 2 > width:
             lines.append(word)

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from orchestrator.actions.history import open_reader as reader_of
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import plan_body
 from orchestrator.actions.recipes import resolve
+from orchestrator.actions.shortfall import GROW
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
+from remote.allocator import DEFAULT, NAMES
 from remote.plan import plan
 from remote.spec import DFlashSpec, dump
 from tests.orchestrator.runs import new_run
@@ -67,6 +70,7 @@ def ran_out(
     allocated_bytes: int = 0,
     run_id: str = RAN_OUT,
     stage: str = "forward",
+    in_pieces: bool = False,
 ) -> None:
     """A training of the branch `wide` as it ends where the process was allowed this share of what its plan wants."""
     spec = resolve(places, "small", branch="wide", overrides=overrides)[1].spec
@@ -75,13 +79,15 @@ def ran_out(
     documents = {
         Document.SPEC: dump(spec),
         Document.PLAN: json.dumps(plan_body(made)),
-        Document.LAUNCH: json.dumps({"gpus": [], "overrides": list(overrides)}),
+        Document.LAUNCH: json.dumps({"gpus": [], "overrides": list(overrides), "env": [NAMES[0]]}),
     }
     facts = {
         "limit_bytes": round(made.driver_bytes * share),
         "requested_bytes": 1024,
         "allocated_bytes": allocated_bytes,
     }
+    if in_pieces:
+        facts |= {"cause": "fragmentation", "remedies": [{"word": GROW, "text": "set it"}]}
     failure = FailureRow(
         run_id=run_id, attempt=1, kind="host_oom", message="can't allocate memory", hint="", source="rank0",
         stage=stage, step=1, traceback="", facts=facts, at_s=1.0, is_first_cause=True,
@@ -126,6 +132,39 @@ def test_an_older_run_is_not_told_to_try_what_a_newer_one_is_offered(yard: Yard,
     assert f"--try takes those of run {NEWER}, a newer one" in yard.out
     assert yard.run("show", NEWER, "--oom") == 0
     assert "draftyard smoke small -b wide --host local --try 1    #" in yard.out
+
+
+@pytest.mark.slow
+def test_the_allocators_setting_is_climbed_where_memory_lay_in_pieces(yard: Yard, places: Places) -> None:
+    """It is set behind the host's own file, which may be what had unset it, and before what a person types."""
+    ran_out(places, in_pieces=True)
+    assert yard.run("show", RAN_OUT, "--oom") == 0
+    assert "1 segments that grow" in yard.out
+    assert "draftyard smoke small -b wide --host local --try 1    # the rungs with it" in yard.out
+
+    assert yard.run("smoke", "small", "-b", "wide", "fwd", "--try", "1") == 0, yard.out + yard.err
+
+    typed = f"--set train.seed=7 --env {NAMES[0]}={DEFAULT}"
+    assert f"suggestion 1 of run {RAN_OUT}: segments that grow; the same by hand: {typed}" in yard.err
+    assert "a value on the command line is seen" not in yard.err
+    run = yard.json("ls", "--kind", "smoke")["runs"][0]
+    tried = yard.json("show", run["id"])
+    assert tried["launch"]["overrides"] == ["train.seed=7"]
+    assert tried["launch"]["named_env"] == [NAMES[0]]
+    with reader_of(places) as reader:
+        assert json.loads(reader.document(run["id"], Document.FINGERPRINT))["allocator"] == DEFAULT
+
+
+@pytest.mark.slow
+def test_behind_the_setting_the_changes_of_a_plan_have_the_numbers_of_the_page(yard: Yard, places: Places) -> None:
+    ran_out(places, in_pieces=True)
+    first = yard.json("show", RAN_OUT)["fits"]["planned"]["switches"][0]
+
+    assert yard.run("show", RAN_OUT, "--oom") == 0
+    assert f"2 {first['name']}" in yard.out
+    assert yard.run("smoke", "small", "-b", "wide", "--try", "9") == 2
+
+    assert f"--try 9: the page of run {RAN_OUT} offers 1 segments that grow; 2 {first['name']}" in yard.err
 
 
 def test_what_is_offered_fits_what_the_process_was_allowed(yard: Yard, places: Places) -> None:

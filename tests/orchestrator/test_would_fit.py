@@ -19,7 +19,8 @@ from orchestrator.failure import Findings, Told, causes
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
-from orchestrator.verbs.plan_page import fits_document, fits_lines
+from orchestrator.verbs.fits_page import fits_document, fits_lines
+from remote.allocator import DEFAULT, NAMES
 from remote.plan import plan
 from remote.spec import DFlashSpec, dump
 from tests.orchestrator.runs import new_run
@@ -53,6 +54,7 @@ def text(*, asked: float, own: float, allocated: float, idle: float, free: float
 PIECES = text(asked=2, own=94.47, allocated=52, idle=40)
 BESIDE = text(asked=2, own=34.47, allocated=33, idle=0.4, more=" Process 4242 has 60.00 GiB memory in use.")
 CROWDED = text(asked=2, own=9.47, allocated=8, idle=0.4, more=" Process 4242 has 85.00 GiB memory in use.")
+SHORT_OF_PIECES = text(asked=4, own=94.47, allocated=86, idle=8)
 SHORT = text(asked=3, own=94.47, allocated=92.5, idle=0.2)
 
 
@@ -105,23 +107,43 @@ def test_what_lies_idle_in_the_allocator_is_no_need_and_the_card_stays_the_card(
     assert "What would fit" not in page
 
 
-def test_pieces_are_no_matter_of_a_plan_and_the_page_says_so(places: Places) -> None:
-    page = offered(places, PIECES, grows=False)[2]
+def test_of_pieces_the_allocators_setting_is_the_first_suggestion_and_try_takes_it(places: Places) -> None:
+    _, body, page = offered(places, PIECES, grows=False)
 
-    assert (
-        "draftyard smoke qwen3.6-27b -b ddtree --host gpu --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        in page
-    )
-    assert "no change of the plan" in page
-    assert "--try" not in page
+    assert "the first thing to try is a setting of the allocator, no change of the plan" in flat(page)
+    assert f"1 segments that grow\n  --env {NAMES[1]}={DEFAULT}\n" in page
+    assert "draftyard smoke qwen3.6-27b -b ddtree --host gpu --try 1    # the rungs with it" in page
+    assert body["setting"] == {"name": "segments that grow", "env": {NAMES[1]: DEFAULT}}
+
+
+def test_changes_of_a_plan_are_numbered_behind_the_setting(places: Places) -> None:
+    page = offered(places, SHORT_OF_PIECES, grows=False)[2]
+
+    first, second = (next(line for line in page.splitlines() if line.startswith(f"{n} ")) for n in (1, 2))
+    assert first == "1 segments that grow"
+    assert "GiB" not in second
+    assert page.index(first) < page.index(second) < page.index("--try 1")
+
+
+def test_the_setting_is_of_the_name_that_the_run_had(places: Places) -> None:
+    """Newer torch reads the other name first: setting the one that every torch reads would change nothing."""
+    fits = would_fit(places, ran(places, PIECES, grows=False))
+    assert fits is not None
+
+    named = fits_document(fits, launch={"env": ["HF_HOME", NAMES[0]]})
+
+    assert named["setting"]["env"] == {NAMES[0]: DEFAULT}
+    assert fits_document(fits, launch={"env": list(NAMES)})["setting"]["env"] == dict.fromkeys(NAMES, DEFAULT)
+    assert fits_document(fits, launch={"env": "no list"})["setting"]["env"] == {NAMES[1]: DEFAULT}
 
 
 def test_pieces_where_segments_grow_already_want_no_setting(places: Places) -> None:
-    page = offered(places, PIECES, grows=True)[2]
+    _, body, page = offered(places, PIECES, grows=True)
 
     assert "no change of the plan" in page
     assert "--env" not in page
     assert "--try" not in page
+    assert body["setting"] is None
 
 
 def test_nothing_is_offered_that_does_not_fit_beside_another_process(places: Places) -> None:
