@@ -16,7 +16,19 @@ from orchestrator.store.logs import STREAMS, LogFolder, name_of_log
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow
 
-__all__ = ["STREAMS", "Passage", "Tail", "Wish", "are_told_apart", "find", "outputs", "passages", "raw", "titled"]
+__all__ = [
+    "STREAMS",
+    "Passage",
+    "Tail",
+    "Wish",
+    "are_told_apart",
+    "find",
+    "outputs",
+    "passages",
+    "raw",
+    "silent_attempt",
+    "titled",
+]
 
 CHUNK_BYTES = 1024 * 1024
 LONGEST_TORN_BYTES = 8 * CHUNK_BYTES  # a line longer than this (a bar that never ends its line) is given in parts
@@ -101,6 +113,17 @@ def raw(places: Places, selector: str, wish: Wish) -> Iterator[bytes]:
                 offset += len(chunk)
 
 
+def silent_attempt(places: Places, selector: str, wish: Wish) -> int | None:
+    """The attempt that is wished for, where nothing of the outputs wished for has come; 0 before there is any."""
+    with open_reader(places) as reader:
+        run = reader.run(selector)
+        return _silent(reader, run, _attempt(reader, run, wish), wish)
+
+
+def _silent(reader: Reader, run: RunRow, attempt: int, wish: Wish) -> int | None:
+    return None if any(reader.logs.size_bytes(run.id, attempt, stream) for stream in wish.streams) else attempt
+
+
 class Tail:
     """The output from some place on, asked again and again; whole lines only, until the last time."""
 
@@ -118,6 +141,10 @@ class Tail:
 
     def run(self) -> RunRow:
         return self._reader.run(self._run_id)
+
+    def silent_attempt(self, run: RunRow) -> int | None:
+        """As the function of that name."""
+        return _silent(self._reader, run, self._wish.attempt or run.attempt, self._wish)
 
     def passages(self, *, is_last: bool) -> Iterator[Passage]:
         """What has come since the last call; the torn end of a line only when nothing more will come."""

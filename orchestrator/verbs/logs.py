@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 else:
     life = lazy("orchestrator.actions.life")
 
+SILENT_S = 1.0  # a run that prints sooner needs no word before
+
 
 @verb(
     "logs",
@@ -71,6 +73,7 @@ def logs(
         return
     if not follow:
         _Printer(terminal, run, wish).print(reading.passages(terminal.places, selector, wish))
+        _say_if_silent(terminal, run, reading.silent_attempt(terminal.places, selector, wish), wish)
         return
     run = _followed(terminal, selector, wish)
     if not terminal.wants_json:
@@ -80,6 +83,7 @@ def logs(
 
 def _followed(terminal: Terminal, selector: str, wish: reading.Wish) -> RunRow:
     run, silent_since_s = reading.find(terminal.places, selector), None
+    began_s, told = time.monotonic(), set[int]()
     life.ensure_follower(terminal.places)
     try:
         printer = _Printer(terminal, run, wish)
@@ -91,10 +95,30 @@ def _followed(terminal: Terminal, selector: str, wish: reading.Wish) -> RunRow:
                 printer.print(tail.passages(is_last=run.state.is_final))
                 if run.state.is_final:
                     return run
+                silent = tail.silent_attempt(run)
+                if silent is not None and silent not in told and time.monotonic() - began_s >= SILENT_S:
+                    _say_if_silent(terminal, run, silent, wish, then="waiting for its first line")
+                    told.add(silent)
                 time.sleep(life.POLL_S)
     except KeyboardInterrupt:
         terminal.say(f"the run goes on; come back with: {as_typed()} logs {run.id} -f")
         raise
+
+
+def _say_if_silent(
+    terminal: Terminal, run: RunRow, attempt: int | None, wish: reading.Wish, *, then: str | None = None
+) -> None:
+    """`then`: what happens now; by default where there is something to read."""
+    if attempt is None:
+        return
+    which = f"attempt {attempt} of run {run.id}" if attempt > 1 else f"run {run.id}"
+    kinds = {name.partition(".")[0] for name in wish.streams}
+    to = f" to {kinds.pop()}" if len(kinds) == 1 else ""
+    is_over = run.state.is_final or attempt != run.attempt
+    now = [] if is_over else [f"it is {run.state}".replace("_", " ")]
+    before = f"--attempt {attempt - 1} shows the one before" if attempt > 1 and not to else None
+    more = "; ".join([*now, *filter(None, [then or before])])
+    terminal.say(f"{which} has printed nothing{to}{'' if is_over else ' yet'}{'; ' * bool(more)}{more}")
 
 
 def _say_if_unreachable(terminal: Terminal, run: RunRow, *, before_s: float | None) -> None:

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from orchestrator import cli
 from orchestrator.actions import log_text, logs
 from orchestrator.actions.log_text import LogLine, clean_lines, clean_texts
+from orchestrator.follow.lease import lease
 from orchestrator.redact import redact, redact_lines
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
+from orchestrator.verbs.logs import SILENT_S
 from tests.orchestrator.runs import RUN, started
 
 NASTY = [
@@ -30,6 +32,7 @@ NASTY = [
     "\u212aey=abcdefgh1".encode(), "\u0130".encode(),
 ]  # fmt: skip
 PATIENCE_S = 90.0
+ROOT = Path(__file__).resolve().parents[2]
 LOGS = st.lists(st.sampled_from(NASTY), max_size=24).map(b"".join)
 
 
@@ -183,6 +186,69 @@ def test_stdout_alone_has_no_heading_and_stderr_alone_has_one(store: Store, caps
 
     _says(store, "", "d\n")
     assert _printed(capsys) == ["==> stderr <==", "d"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), f"attempt 2 of run {RUN} has printed nothing yet; it is setting up; --attempt 1 shows the one before"),
+        (("--stream", "stderr"), f"attempt 2 of run {RUN} has printed nothing to stderr yet; it is setting up"),
+        (("--attempt", "1"), ""),
+        (("-n", "0", "--attempt", "1"), ""),
+    ],
+)
+def test_an_attempt_that_has_printed_nothing_is_said(
+    store: Store, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    _says(store, "a\n", "")
+    store.set_up(RUN, store.new_attempt(RUN))
+
+    with pytest.raises(SystemExit):
+        cli.main(["logs", RUN, *words])
+
+    assert capsys.readouterr().err.strip() == said
+    if words:
+        return
+    store.set_state(RUN, State.FAILED, evidence="x")
+    with pytest.raises(SystemExit):
+        cli.main(["logs", RUN])
+    told = f"attempt 2 of run {RUN} has printed nothing; --attempt 1 shows the one before"
+    assert capsys.readouterr().err.strip() == told
+
+
+@pytest.mark.slow
+def test_whoever_follows_a_resumed_run_is_told_what_it_waits_for_and_then_reads_on(store: Store) -> None:
+    """The first attempt's output is not printed again, and a quarter of an hour of loading looked like a fault."""
+    _says(store, "a\n", "")
+    store.set_up(RUN, store.new_attempt(RUN))
+    with lease(store.path), _reading(RUN, "-f") as reader:
+        assert reader.stderr is not None
+        said = reader.stderr.readline()
+
+        store.logs.write(RUN, 2, "stdout", offset=0, content=b"b\n")
+        store.set_state(RUN, State.SUCCEEDED, evidence="said so")
+        out, err = reader.communicate(timeout=PATIENCE_S)
+
+    assert said == f"attempt 2 of run {RUN} has printed nothing yet; it is setting up; waiting for its first line\n"
+    assert (out, err) == ("b\n", f"run {RUN} succeeded: said so\n")
+
+
+@pytest.mark.slow
+def test_whoever_follows_a_run_that_prints_is_told_no_such_thing(store: Store) -> None:
+    store.set_up(RUN, store.new_attempt(RUN))
+    store.logs.write(RUN, 2, "stdout", offset=0, content=b"b\n")
+    with lease(store.path), _reading(RUN, "-f", "-n", "0") as reader:
+        time.sleep(3 * SILENT_S)
+        store.set_state(RUN, State.SUCCEEDED, evidence="said so")
+        out, err = reader.communicate(timeout=PATIENCE_S)
+
+    assert (out, err) == ("", f"run {RUN} succeeded: said so\n")
+
+
+def _reading(*words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "orchestrator.cli", "logs", *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 @pytest.mark.slow
