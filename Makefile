@@ -26,7 +26,7 @@ demo: setup-demo
 	@$(BIN)/draftyard deploy smollm2 --host local
 	@$(BIN)/draftyard smoke smollm2 --host local
 	@$(BIN)/draftyard launch smollm2 --host local --follow && echo && \
-	  echo "draftyard lies in $(BIN): \`. $(BIN)/activate\` makes these commands work as typed in this shell"
+	  echo "(after \`. $(BIN)/activate\` the word draftyard will do in this shell)"
 
 # Parallel tests use one thread each; tests marked `alone` take both cores and run by themselves afterwards.
 test: setup-test lint types

@@ -23,6 +23,7 @@ from orchestrator.lazy import loaded
 from orchestrator.nearest import nearest
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
 from orchestrator.verbs.plain import json_text, shown, with_names_in_line
+from orchestrator.verbs.program import speller
 
 # verb -> (module of orchestrator.verbs, line in --help), in the order and the groups of the help page.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -245,8 +246,9 @@ def _fail(message: str, arguments: Sequence[str], *, code: int, facts: Mapping[s
         body = {"schema_version": SCHEMA_VERSION, "error": {"message": message, "exit_code": code, **facts}}
         click.echo(json_text(body, indent=2))
     else:
+        spelled = speller(name for verbs in GROUPS.values() for name in verbs)(message)
         with contextlib.suppress(OSError):  # the exit code still tells
-            click.echo(shown(f"{'not finished' if code == NotFinished.exit_code else 'error'}: {message}"), err=True)
+            click.echo(shown(f"{'not finished' if code == NotFinished.exit_code else 'error'}: {spelled}"), err=True)
     return code
 
 

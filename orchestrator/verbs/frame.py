@@ -22,6 +22,7 @@ from orchestrator.errors import UsageError
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
 from orchestrator.verbs.jsonable import jsonable
 from orchestrator.verbs.plain import json_text, shown
+from orchestrator.verbs.program import speller
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Terminal:
     is_quiet: bool
     verbosity: int
     width: int | None  # None: stdout is not a terminal, nothing is cut
+    spell: Callable[[str], str] = str  # commands as they are typed in this shell
 
     def document(self, **body: Any) -> None:
         """One JSON document with its schema version."""
@@ -46,12 +48,12 @@ class Terminal:
 
     def lines(self, lines: Iterable[str]) -> None:
         for line in lines:
-            click.echo(shown(line), color=self.has_colour)
+            click.echo(shown(self.spell(line)), color=self.has_colour)
 
     def say(self, text: str) -> None:
         """A word beside the data, on stderr; nothing under --quiet."""
         if not self.is_quiet:
-            click.echo(shown(text), err=True, color=self.has_colour)
+            click.echo(shown(self.spell(text)), err=True, color=self.has_colour)
 
     def tell(self, text: str) -> None:
         """The same on the way of what must not break off for want of somebody who hears it: a start, a stop."""
@@ -61,7 +63,7 @@ class Terminal:
     def detail(self, text: str) -> None:
         """A word for those who asked for more with -v."""
         if self.verbosity:
-            click.echo(shown(text), err=True, color=self.has_colour)
+            click.echo(shown(self.spell(text)), err=True, color=self.has_colour)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Asks before something that cannot be undone; without a person to ask it is an error."""
@@ -165,7 +167,13 @@ def terminal_of(ctx: click.Context) -> Terminal:
         is_quiet=bool(given.get("common_quiet")),
         verbosity=int(given.get("common_verbose") or 0),
         width=_width(environ) if is_tty else None,
+        spell=speller(_verbs(ctx)),
     )
+
+
+def _verbs(ctx: click.Context) -> list[str]:
+    root = ctx.find_root()
+    return root.command.list_commands(root) if isinstance(root.command, click.Group) else []
 
 
 def places_of(ctx: click.Context) -> Places:

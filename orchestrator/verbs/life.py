@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -89,21 +85,11 @@ def wait_shown(
         return life.wait(terminal.places, run_id, timeout_s=timeout_s, since_s=since_s, on_moment=progress.moment)
     except KeyboardInterrupt:
         progress.end()
-        program = as_typed()
-        ways = (f"{program} watch {run_id}", f"{program} logs {run_id} -f", f"{program} wait {run_id}")
+        ways = (f"draftyard watch {run_id}", f"draftyard logs {run_id} -f", f"draftyard wait {run_id}")
         terminal.say("\n  ".join([goes_on, *ways]))
         raise
     finally:
         progress.end()
-
-
-def as_typed() -> str:
-    """What calls this program in the shell it came from: its path from here, where it is not on PATH."""
-    here = Path(sys.argv[0])
-    if here.name != "draftyard" or shutil.which("draftyard") is not None:
-        return "draftyard"
-    inside = here.absolute().is_relative_to(Path.cwd())
-    return shlex.quote(str(here.absolute().relative_to(Path.cwd()) if inside else here.absolute()))
 
 
 VERBS = {"wait": wait, "stop": stop}

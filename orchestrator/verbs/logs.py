@@ -14,7 +14,7 @@ from orchestrator.actions.log_text import inert
 from orchestrator.lazy import lazy
 from orchestrator.store.rows import RunRow
 from orchestrator.verbs.frame import Terminal, verb
-from orchestrator.verbs.life import ENDS, as_typed
+from orchestrator.verbs.life import ENDS
 from orchestrator.verbs.words import clock, state_cell
 from orchestrator.verbs.words_typed import HOST, RUN, Since, count
 
@@ -101,7 +101,7 @@ def _followed(terminal: Terminal, selector: str, wish: reading.Wish) -> RunRow:
                     told.add(silent)
                 time.sleep(life.POLL_S)
     except KeyboardInterrupt:
-        terminal.say(f"the run goes on; come back with: {as_typed()} logs {run.id} -f")
+        terminal.say(f"the run goes on; come back with: draftyard logs {run.id} -f")
         raise
 
 

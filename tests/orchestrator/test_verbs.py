@@ -29,8 +29,8 @@ from orchestrator.verbs import frame
 from orchestrator.verbs.follow import _tell_events
 from orchestrator.verbs.frame import Terminal
 from orchestrator.verbs.jsonable import jsonable
-from orchestrator.verbs.life import as_typed
 from orchestrator.verbs.logs import _say_if_unreachable
+from orchestrator.verbs.program import as_typed, speller
 from orchestrator.verbs.progress import PLAIN_LINE_EVERY_S, SILENT_S, Progress, moment_text
 from orchestrator.verbs.table import Cell, Column, cut, pairs, table
 from orchestrator.verbs.words import ago, gib, metric, number, sparkline
@@ -211,6 +211,37 @@ def test_the_way_back_is_typed_as_this_shell_finds_it(yard: Yard, monkeypatch: p
         told.append(as_typed())
 
     assert told == [".venv/bin/draftyard", "'/opt/a b/draftyard'", "draftyard"]
+
+
+def test_every_command_that_is_printed_is_spelled_as_this_shell_finds_it(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the way back: a fresh clone has .venv/bin/draftyard, and no shell that was told so."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr("sys.argv", [str(yard.root / ".venv/bin/draftyard")])
+    (yard.root / "deep").mkdir()
+
+    assert yard.run("show", "@last") == 5
+    assert yard.run("evidence", "--nosuch") == 2
+    assert "try: .venv/bin/draftyard evidence --help" in yard.err
+    assert yard.run("launch", "tiny") == 3
+    assert "repair: .venv/bin/draftyard smoke tiny" in yard.err
+    assert "draftyard smoke" in yard.json("launch", "tiny", code=3)["error"]["repair"]
+    assert ".venv" not in yard.out
+    monkeypatch.chdir(yard.root / "deep")
+    assert yard.run("launch", "tiny") == 3
+    assert f"repair: '{yard.root}/.venv/bin/draftyard' smoke tiny" in yard.err
+
+
+def test_only_commands_are_spelled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.argv", ["/opt/draftyard"])
+
+    spelled = speller(["stop", "reset-term"])
+
+    assert spelled("`draftyard stop k`; draftyard reset-term") == "`/opt/draftyard stop k`; /opt/draftyard reset-term"
+    for text in ("this draftyard: it", "draftyard stops", "a/draftyard stop", "let draftyard do it", "draftyard-stop"):
+        assert spelled(text) == text
 
 
 def test_a_host_that_nobody_knows_names_the_setting_it_came_from(yard: Yard) -> None:
