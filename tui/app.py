@@ -119,7 +119,7 @@ class Draftyard(App[None]):
         self._line_filters = [*([Ascii()] if ascii_only else []), *([NoColor()] if self.no_color else [])]
 
     def on_mount(self) -> None:
-        for screen in (RunsScreen(), HostsScreen(), SmokeScreen(), LaunchScreen(), RunScreen()):
+        for screen in (RunsScreen(), HostsScreen(), SmokeScreen(), LaunchScreen(), RunScreen(), CompareScreen()):
             self.install_screen(screen, screen.NAME)
         self._open_first(*self._first)
         self.set_interval(TICK_S, self.tick)
@@ -130,7 +130,7 @@ class Draftyard(App[None]):
     def _open_first(self, run: str | None, screen: str | None, compared: Sequence[str]) -> None:
         self.push_screen(screen if screen in SCREENS else SCREENS[0])
         if compared:
-            self.push_screen(CompareScreen(compared))
+            self.compare(compared)
         elif run is not None:
             self.open_run(run, screen or TABS[0])
 
@@ -239,7 +239,7 @@ class Draftyard(App[None]):
         if not self.first_answer.is_set():
             self.first_answer.set()
             if not self.is_headless:
-                ready = partial(get_ready, self, (RunScreen.NAME, *SCREENS), self._turns)
+                ready = partial(get_ready, self, (RunScreen.NAME, *SCREENS, CompareScreen.NAME), self._turns)
                 self.set_timer(SETTLED_S, lambda: self.run_worker(ready(), group="ready"))
 
     def _asking_screen(self) -> YardScreen | None:
@@ -291,6 +291,11 @@ class Draftyard(App[None]):
             self.push_screen(screen)
         while self.screen is not screen:
             self.pop_screen()
+
+    def compare(self, run_ids: Sequence[str]) -> None:
+        """Runs over each other, above what is open; the one screen for it is never open twice."""
+        self.get_screen(CompareScreen.NAME, CompareScreen).turn_to(run_ids)
+        self.push_screen(CompareScreen.NAME)
 
     def action_copy_id(self) -> None:
         """Through the terminal's clipboard sequence (OSC 52), which also works over SSH."""

@@ -37,12 +37,27 @@ class CompareScreen(YardScreen):
         Binding("m", "smooth", "smooth", id="compare.smooth"),
     ]
 
-    def __init__(self, run_ids: Sequence[str]) -> None:
+    NAME = "compare"
+
+    def __init__(self) -> None:
         super().__init__()
-        self._run_ids = tuple(run_ids)[:MOST_RUNS]
-        self._is_log = False
-        self._is_smooth = True
+        self._run_ids: tuple[str, ...] = ()
+        self._is_log, self._is_smooth = False, True
         self._sheet = Sheet(id="compared", classes="scrolls", can_focus=True)
+
+    def turn_to(self, run_ids: Sequence[str]) -> None:
+        """Other runs, nothing of those before left. The screen is made once: Python frees one that was closed, its charts and all,
+        only when it collects, and by those of some twenty seconds the program grew by 30 MB."""
+        self._run_ids, self.snapshot = tuple(run_ids)[:MOST_RUNS], None
+        self._is_log, self._is_smooth = False, True
+        self._sheet.begin()
+        if self.is_mounted:
+            self.show_top()
+
+    def take(self, snapshot: Snapshot) -> None:
+        """What was asked for before other runs were turned to comes too late."""
+        if snapshot.ask.compared == self._run_ids:
+            super().take(snapshot)
 
     def body(self) -> ComposeResult:
         yield self._sheet

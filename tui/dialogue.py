@@ -13,6 +13,8 @@ from textual.renderables.background_screen import BackgroundScreen
 from textual.screen import ModalScreen, ScreenResultType
 from textual.strip import Strip
 
+from tui.painted import Whole
+
 
 class Dialogue(ModalScreen[ScreenResultType]):
     DEFAULT_CSS = "Dialogue { background: $background 60%; }"
@@ -35,4 +37,4 @@ class Dialogue(ModalScreen[ScreenResultType]):
             if style not in dimmed:
                 (piece,) = BackgroundScreen.process_segments([Segment(" ", style)], self.styles.background)
                 dimmed[style] = piece.style or Style.null()
-        return Strip([Segment(text, dimmed[style]) for text, style, _ in line], line.cell_length)
+        return Whole([Segment(text, dimmed[style]) for text, style, _ in line], line.cell_length)

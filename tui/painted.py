@@ -7,7 +7,7 @@ way has padding, and no border.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -40,6 +40,23 @@ class Inked(dict[str, Style]):
         if meaning not in self._others:
             self._others[meaning] = Inked(self._theme, self[meaning])
         return self._others[meaning]
+
+
+class Whole(Strip):
+    """A line that is mostly painted as it is. Cut where it ends, it is its own only part, and Textual would keep it as that in
+    itself: a cycle for every line ever painted, which only a collection frees."""
+
+    __slots__ = ()
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        cuts = list(cuts)
+        return [self] if cuts == [self.cell_length] else super().divide(cuts)
+
+    def crop(self, start: int, end: int | None = None) -> Strip:
+        part = super().crop(start, end)
+        if not isinstance(part, Whole):
+            part = self._crop_cache[start, self.cell_length if end is None else end] = Whole(part, part.cell_length)
+        return part
 
 
 class Painted(ScrollView):
@@ -104,7 +121,7 @@ class Painted(ScrollView):
         strip = Strip([*line, Segment(" " * after, inks.ground)] if after > 0 else line, outer_width)
         for line_filter in self.get_line_filters():
             strip = strip.apply_filter(line_filter, self.background_colors[1])
-        return strip
+        return Whole(strip, outer_width)
 
     def _inks(self) -> Inked:
         theme = self.app.theme
@@ -131,7 +148,7 @@ class Bare(Widget):
             strip = Strip([Segment(" " * crop.width, self.rich_style)], crop.width)
             for line_filter in self.get_line_filters():
                 strip = strip.apply_filter(line_filter, self.background_colors[1])
-            self._blank = (theme, crop.width, strip)
+            self._blank = (theme, crop.width, Whole(strip, crop.width))
         return [self._blank[2]] * crop.height
 
 

@@ -14,7 +14,7 @@ from orchestrator.errors import DraftyardError
 from orchestrator.store.filter import compile_filter
 from orchestrator.store.rows import RunRow
 from orchestrator.units import counted
-from tui.compare import MOST_RUNS, CompareScreen
+from tui.compare import MOST_RUNS
 from tui.died import LastDeath
 from tui.field import Field
 from tui.home import HomeScreen
@@ -211,7 +211,7 @@ class RunsScreen(HomeScreen):
         if len(marked) > MOST_RUNS:
             told = f"{len(marked)} are marked: the first {MOST_RUNS} of the list are compared; draftyard compare takes more."
             self.app.notify(told, severity="warning", timeout=8)
-        self.app.push_screen(CompareScreen(marked))
+        self.app.compare(marked)
 
     def action_baseline(self) -> None:
         """The run under the cursor is what the speed of others is held against, and laid under their curves; once more: no more."""

@@ -1,0 +1,57 @@
+"""What screens leave behind them: nothing that only a collection would free, as the program grows by what lies there until one comes.
+
+After 26 s of looks at runs, curves, logs and comparisons it was 35 MB, nearly all of it comparisons that had been closed and lines
+that had been painted over; how much lay there at the most was chance, so the program never stopped growing.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from textual.strip import Strip
+from textual.widget import Widget
+
+from benchmarks.tui_program import ROUND
+from tests.tui.golden import opened, press
+from tui.app import Draftyard
+from tui.curve import Sample
+from tui.detail import RunDetail
+
+KINDS = (Widget, Strip, Sample, RunDetail)
+
+
+@pytest.fixture
+def _uncollected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    monkeypatch.setattr(gc, "collect", lambda _generation=2: 0)  # which the program asks for by itself
+    yield
+    monkeypatch.undo()
+    gc.enable()
+    gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_uncollected")
+async def test_looking_round_again_and_again_keeps_no_more_than_the_first_time(
+    open_app: Callable[..., Draftyard],
+) -> None:
+    app = open_app()
+    keys = [*" ".join(ROUND).split(), *["2", "3", "4", "escape"]]
+    counts = []
+    async with opened(app, *keys, size=(120, 40)) as pilot:
+        for _ in range(4):
+            await press(app, pilot, *keys)
+            counts.append(kept())
+
+    assert counts[0]["Sample"] > 100
+    more = {kind: counts[-1][kind] / number for kind, number in counts[0].items()}
+    assert max(more.values()) < 1.1, more  # a comparison, or lines, of each round would be half as many again
+
+
+def kept() -> Counter[str]:
+    """How many there are of each of KINDS, collected or not."""
+    return Counter(kind.__name__ for one in gc.get_objects() for kind in KINDS if isinstance(one, kind))
