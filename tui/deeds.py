@@ -13,9 +13,8 @@ from typing import Any
 from orchestrator.actions.places import Places
 from orchestrator.actions.wishes import can_stop, grace_s
 from orchestrator.store.rows import IntentRow, RunRow
-from tui.detail import RunDetail
+from tui.detail import RunDetail, newest_samples
 from tui.ordering import actions
-from tui.snapshot import newest_samples
 from tui.wording import hosts_told, state_word
 
 

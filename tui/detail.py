@@ -195,6 +195,11 @@ def own_samples(
     return tuple(sample for sample in samples if is_own(sample))
 
 
+def newest_samples(samples: Sequence[GpuSampleRow]) -> tuple[GpuSampleRow, ...]:
+    newest = {sample.gpu: sample for sample in samples}
+    return tuple(newest[gpu] for gpu in sorted(newest))
+
+
 def read_against(reader: Reader, run: RunRow, baseline: str | None) -> str:
     """The sentence of `show --against`, or why there is none; empty where no baseline is named and none is known."""
     try:

@@ -25,6 +25,12 @@ def is_present(run: RunRow, at_s: float | None, now_s: float) -> bool:
     return not run.state.is_final and run.unreachable_since_s is None and is_of_now(at_s, now_s)
 
 
+def end_s(run: RunRow, left_s: float, stepped_s: float | None, now_s: float) -> float:
+    """When it takes its last step, `left_s` from now; of one that is silent, from its newest step: silence puts no end off."""
+    is_silent = run.last_event_s is not None and not is_present(run, run.last_event_s, now_s)
+    return (stepped_s if is_silent and stepped_s is not None else now_s) + left_s
+
+
 def last_seen(at_s: float | None, now_s: float) -> str:
     """`last seen 25m ago`."""
     return "never seen" if at_s is None else f"last seen {age(now_s - at_s)} ago"

@@ -16,8 +16,8 @@ from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.attempts import attempt_lines, took
 from tui.chart import Look, Series, chart_lines
-from tui.detail import RATES, MetricCurve, RunDetail
-from tui.moment import faded, is_present, last_seen
+from tui.detail import RATES, MetricCurve, RunDetail, newest_samples
+from tui.moment import end_s, faded, is_present, last_seen
 from tui.pace import TRAINING, bottleneck
 from tui.pieces import (
     BLANK,
@@ -35,7 +35,6 @@ from tui.pieces import (
     wrapped,
 )
 from tui.ranks import newest_peaks, rank_lines
-from tui.snapshot import newest_samples
 from tui.wording import (
     age,
     count,
@@ -263,13 +262,11 @@ def _ends(detail: RunDetail, now_s: float) -> Line | None:
 
 def _would_end(detail: RunDetail, now_s: float, eta_s: float) -> Line:
     """Of one that tells nothing at the moment: counted from its newest step, as more than that is not known."""
-    step_s = detail.attempts[-1].last_step_s if detail.attempts else None
-    from_s = now_s if step_s is None else step_s
-    end_s = from_s + eta_s
+    at_s = end_s(detail.run, eta_s, detail.attempts[-1].last_step_s if detail.attempts else None, now_s)
     return [
-        ("would end " if end_s > now_s else "would have ended ", "muted"),
-        (clock(end_s, now_s), "text"),
-        (f", by its step {count(detail.run.step)}, {age(now_s - from_s)} ago", "muted"),
+        ("would end " if at_s > now_s else "would have ended ", "muted"),
+        (clock(at_s, now_s), "text"),
+        (f", by its step {count(detail.run.step)}, {age(now_s + eta_s - at_s)} ago", "muted"),
     ]
 
 

@@ -12,7 +12,7 @@ from orchestrator.actions.history import MEMORY_REASONS
 from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.canvas import spark
-from tui.moment import is_present
+from tui.moment import end_s, is_present
 from tui.pace import TRAINING
 from tui.pieces import Piece, memory_meaning, meter, width_of
 from tui.snapshot import RunNumbers
@@ -241,7 +241,7 @@ def _ends_in(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Piece]:
         return [("–", "faint")] if numbers.stage_share is None else [(percent(numbers.stage_share), "text")]
     if not is_of_then(run, now_s):
         return [(duration(numbers.eta_s), "strong")]
-    left_s = numbers.eta_s - (now_s - (run.last_event_s or now_s))
+    left_s = end_s(run, numbers.eta_s, numbers.stepped_s, now_s) - now_s
     return [(duration(left_s) if left_s > 0 else "–", "faint")]
 
 

@@ -106,6 +106,7 @@ class RunNumbers:
     cause: str = ""  # of a failed run, in the words of its first cause; of an unreachable one, in those of its host
     num_bad: int = 0  # NaN values of the loss
     eta_s: float | None = None  # of a live run that has steps left, from its newest steps
+    stepped_s: float | None = None  # when it took the newest of them
     stage_share: float | None = None  # 0..1 of its stage, of a live run that has none left
     is_ours: bool = True  # whether the bundled trainer runs, or ran
     acceptance: float | None = None  # tokens a round, really decoded in a chain
@@ -353,8 +354,14 @@ def _numbers(reader: Reader, run: RunRow, latest: Mapping[str, SeriesRow], gpus:
         cause=_cause(reader, run) if run.state is State.FAILED else "",  # it is written before the state
         num_bad=0 if loss is None else loss.num_nan,
         eta_s=time_left_s(reader, run),
+        stepped_s=_stepped_s(reader, run),
         stage_share=_stage_share(reader, run),
     )
+
+
+def _stepped_s(reader: Reader, run: RunRow) -> float | None:
+    attempts = [] if run.state.is_final or run.step is None else reader.attempts(run.id)
+    return attempts[-1].last_step_s if attempts else None
 
 
 def _cause(reader: Reader, run: RunRow) -> str:
@@ -382,11 +389,6 @@ def _stage_share(reader: Reader, run: RunRow) -> float | None:
         return None
     newest = stage_progress(reader.progress(run.id), reader.events(run.id, limit=EVENT_LIMIT))
     return newest.done / newest.total if newest is not None and newest.total else None
-
-
-def newest_samples(samples: Sequence[GpuSampleRow]) -> tuple[GpuSampleRow, ...]:
-    newest = {sample.gpu: sample for sample in samples}
-    return tuple(newest[gpu] for gpu in sorted(newest))
 
 
 def _log_size(reader: Reader, ask: Ask) -> tuple[int, ...]:

@@ -20,7 +20,9 @@ from tui.moment import PRESENT_S, faded, is_of_now, is_present, last_seen
 from tui.overview import clock, memory_lines, overview_lines, state_lines
 from tui.pieces import Line, text_of
 from tui.preview import preview_lines
+from tui.runs_rows import COLUMNS, run_cells
 from tui.snapshot import Ask, CurvesAsk, Room, Snapshot
+from tui.wording import duration
 
 ENDED = "e3nd5run"
 LOUD = {"live", "good", "warn", "bad", "strong", "text"}  # inks of what is so now
@@ -156,6 +158,35 @@ def test_a_run_that_would_have_ended_while_it_was_away_says_so(filled_yard: Path
     text = text_of(state_lines(detail, end_of(detail) + 60, 100, ascii_only=False))
 
     assert "would have ended" in text
+
+
+def test_the_list_and_the_page_of_a_silent_run_tell_one_end(tmp_path: Path) -> None:
+    """The newest step is an hour old, though the cards were sampled until 25 minutes ago."""
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        run_id = yard.run(ENDED, "mine/slow", ago_s=9000.0, num_steps=4000)
+        Writer(yard.store, run_id).tell(steps(0, 1000, 10, begin_s=NOW_S - 3600 - 4000, step_s=4.0, seed=1))
+        Writer(yard.store, run_id, name="supervisor").tell(
+            gpu_events({5: 84.2}, ago_s=6000, every_s=30, until_ago_s=1500)
+        )
+        yard.state(run_id, State.RUNNING)
+    room = Room(yard.path)
+    snapshot = room.read(Ask(run=run_id), NOW_S)
+    room.close()
+    assert snapshot is not None
+    assert snapshot.detail is not None
+    numbers, end = snapshot.numbers[run_id], end_of(snapshot.detail)
+
+    cells = run_cells(snapshot.detail.run, numbers, NOW_S, ascii_only=False)
+
+    assert ("would end", clock(end, NOW_S)) == told_end(state_lines(snapshot.detail, NOW_S, 100, ascii_only=False))
+    assert cells[[column.title for column in COLUMNS].index("ends in")] == [(duration(end - NOW_S), "faint")]
+
+
+def told_end(lines: list[Line]) -> tuple[str, str]:
+    found = re.search(r"(would end|would have ended|ends in) (.*?),", text_of(lines))
+    assert found is not None
+    return found[1], found[2]
 
 
 def test_a_stage_out_of_reach_does_not_grow_with_the_clock(filled_yard: Path) -> None:

@@ -102,7 +102,7 @@ def test_what_was_seen_before_the_host_went_silent_is_drawn_as_old(filled_yard: 
     snapshot = seen(filled_yard)
     run, numbers = next(run for run in snapshot.runs if run.id == UNREACHABLE), snapshot.numbers[UNREACHABLE]
     gpu = dataclasses.replace(numbers.gpus[0], used_bytes=numbers.gpus[0].total_bytes)
-    numbers = dataclasses.replace(numbers, gpus=(gpu,), eta_s=7200.0)
+    numbers = dataclasses.replace(numbers, gpus=(gpu,), eta_s=7200.0, stepped_s=NOW_S)
     run = dataclasses.replace(run, last_event_s=NOW_S)
     ends = {}
     for late_s in (0.0, 3600.0, 7200.0):
