@@ -1,11 +1,17 @@
-"""A line to type into: Textual's, which would let escape sequences of a pasted text reach the terminal."""
+"""A line to type into: Textual's, which would let escape sequences of a pasted text reach the terminal. Several words in one line
+are written as a shell takes them.
+"""
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
 
 from textual import events
 from textual.widgets import Input
 
 from orchestrator.actions.log_text import inert
+from orchestrator.errors import UsageError
 
 
 class Field(Input):
@@ -26,3 +32,16 @@ class Field(Input):
     def _on_paste(self, event: events.Paste) -> None:
         """Comes before Textual's own handler, which inserts the text."""
         event.text = inert(event.text)
+
+
+def typed(words: Iterable[str]) -> str:
+    """The words in one line: those with blanks or quotes of their own in quotes."""
+    return shlex.join(words)
+
+
+def words_of(line: str) -> tuple[str, ...]:
+    """What `typed` wrote, or a person. Raises UsageError for a quote that is open."""
+    try:
+        return tuple(shlex.split(line))
+    except ValueError:
+        raise UsageError(f"a quote is open in {line}; close it, or write a backslash before the sign itself") from None

@@ -12,13 +12,14 @@ from textual.containers import Horizontal, Vertical
 from textual.timer import Timer
 from textual.widgets import Input, Label
 
+from orchestrator.errors import UsageError
 from orchestrator.store.rows import RunRow
 from tui.editor import Finding, recipe_file
-from tui.field import Field
+from tui.field import Field, typed, words_of
 from tui.home import HomeScreen
 from tui.launch_lines import choice_lines, nothing_lines, refused
 from tui.ordering import Aim, Offer, Planned, Standing, Wish, aimed, launch, offers, planned, smoke, standing
-from tui.pieces import Line, Piece
+from tui.pieces import Line, Piece, wrapped
 from tui.sheet import Sheet
 from tui.snapshot import Ask, Snapshot
 from tui.table import Column, Table
@@ -27,7 +28,7 @@ from tui.table import Column, Table
 FIELDS = {
     "host": ("local", "a host of hosts.yaml or ~/.ssh/config"),
     "gpus": ("", "all, or indexes: 5 6 7"),
-    "overrides": ("", "none; or section.key=value ..."),
+    "overrides": ("", "none; or section.key=value ..., with blanks 'section.key=a b'"),
 }
 PAUSE_S = 0.25  # typing settles before the values are checked
 
@@ -205,7 +206,7 @@ class LaunchScreen(HomeScreen):
 
     def _turn(self, aim: Aim) -> None:
         self._is_turning, self._why_none = False, aim.why_none
-        self._boxes["overrides"].value = " ".join(aim.overrides)  # none is left of another run's
+        self._boxes["overrides"].value = typed(aim.overrides)  # none is left of another run's
         if aim.key:
             self._boxes["host"].value, self._boxes["gpus"].value = aim.host, " ".join(aim.gpus)
             self._table.go_to(aim.key)
@@ -273,16 +274,27 @@ class LaunchScreen(HomeScreen):
         offer = self._chosen()
         if offer is None or offer.fault:
             return None
-        values = {name: box.value.split() for name, box in self._boxes.items()}
-        gpus = tuple(" ".join(values["gpus"]).replace(",", " ").split())  # commas, as --gpus has them, or blanks
-        host = " ".join(values["host"]) or "local"
-        return Wish(offer.recipe, offer.branch, host, gpus, tuple(values["overrides"]))
+        if self._typing_fault:
+            return None
+        gpus = tuple(self._boxes["gpus"].value.replace(",", " ").split())  # commas, as --gpus has them, or blanks
+        host = " ".join(self._boxes["host"].value.split()) or "local"
+        return Wish(offer.recipe, offer.branch, host, gpus, words_of(self._boxes["overrides"].value))
+
+    @property
+    def _typing_fault(self) -> str:
+        """Why the overrides cannot be read as words; empty where they can."""
+        try:
+            words_of(self._boxes["overrides"].value)
+        except UsageError as error:
+            return f"overrides: {error}"
+        return ""
 
     def _due(self) -> Wish | None:
         """The wish, which somebody wants to come true; said where there is none."""
         wish = self._wish()
         if wish is None:
-            self.app.notify("No branch is chosen that could be started.", severity="warning", timeout=4)
+            told = self._typing_fault or "No branch is chosen that could be started."
+            self.app.notify(told, severity="warning", timeout=4)
         return wish
 
     def _draw(self) -> None:
@@ -295,6 +307,8 @@ class LaunchScreen(HomeScreen):
                 return [[("Reading the recipes.", "muted")]]
             if offer is None:
                 return nothing_lines(name, self._why_none, width)
+            if wish is None and self._typing_fault:
+                return wrapped(self._typing_fault, width, "bad")
             return choice_lines(wish, offer, (self._plan, told), width, ascii_only=self.app.ascii_only)
 
         self._choice.show(lines)

@@ -100,6 +100,29 @@ async def test_the_overrides_are_the_run_s_own_whatever_was_typed_for_another(
         await shown(app, pilot, "▌smollm2/ce", "train.seed=7 optim.lr=0.1")
 
 
+async def test_an_override_with_a_blank_is_one_however_often_it_is_told_on(
+    tmp_path: Path, open_app: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fell apart at the blank, and the plan refused its second half. A quote that is still open asks nobody."""
+    asked = []
+    monkeypatch.setattr(launch, "standing", lambda _, wish: asked.append(wish) or Standing(False, fault="seen"))
+    monkeypatch.setattr(launch, "planned", lambda *_: Planned({}, note="planned"))
+    told = ("data.cache=/data/my rows", "train.seed=7")
+    path = a_run(tmp_path, "smollm2/dpace", {"overrides": told})
+    app = open_app(path, places=places_of(tmp_path, path))
+    async with opened(app, "4", size=(140, 30)) as pilot:
+        await shown(app, pilot, "'data.cache=/data/my rows' train.seed=7", "planned")
+        await press(app, pilot, "enter")
+        await shown(app, pilot, "seen")
+        app.screen.query_one("#overrides", Input).value += " own.note='half"
+        open_quote = await shown(app, pilot, "close it")
+        await press(app, pilot, "enter", "ctrl+l")
+        await shown(app, pilot, "close it")
+
+    assert [wish.overrides for wish in asked] == [told]
+    assert "Nothing is chosen" not in open_quote
+
+
 async def test_a_gate_that_is_asked_at_once_is_asked_of_what_the_run_was_told(
     tmp_path: Path, open_app: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +168,9 @@ async def test_a_branch_that_is_not_offered_is_said_and_none_is_chosen(
         await press(app, pilot, "j")
         await shown(app, pilot, "own-script/slow on local", "▌own-script/slow")
 
-    assert why in " ".join(told.split())
+    assert why in " ".join(
+        " ".join(line.rpartition("│")[2] for line in told.splitlines()).split()
+    )  # wherever its lines break
     assert "▌" not in told
     assert " on local" not in after
     assert asked == []
