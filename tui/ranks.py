@@ -10,13 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
+
 from orchestrator.actions.throughput import role_name, roles_of
 from orchestrator.store.rows import MemoryPeakRow, RunRow, SeriesRow
 from tui.pieces import BLANK, Line, Piece, heading, meter, wrapped
-from tui.wording import gib, percent, seconds, short_host, state_word
+from tui.wording import fit, gib, percent, seconds, short_host, state_word
 
+LEAST_WORD = 4  # cells of a name that is cut
 WAITS_MUCH = 0.25  # of its time, from which on a rank's waiting stands out
-_TITLES = f"{'rank':<12}{'a batch':>9}{'waits':>8}  {'queue':<14}{'peak':>10}  in stage"
+WIDE = 78  # cells from which on a queue has a bar before its numbers
+_QUEUE, _BARE_QUEUE = 14, 8  # cells of it with the bar, and without
+_BEFORE_QUEUE, _PEAK = 31, 12  # of all before it, and of the peak with the gap behind it
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,10 @@ def rank_lines(ranks: Sequence[Rank], told: str, width: int, *, ascii_only: bool
     if not ranks:
         return []
     sentence = wrapped(told, width) if told else []
-    rows = [_row(rank, ascii_only=ascii_only) for rank in ranks]
-    return [BLANK, heading("Ranks", width), *sentence, [(_TITLES, "faint")], *rows]
+    last = "in stage" if _room_of_stage(width) >= len("in stage") else "card"
+    titles = f"{'rank':<12}{'a batch':>9}{'waits':>8}  {'queue':<{_queue_width(width)}}{'peak':>10}  {last}"
+    rows = [_row(rank, width, ascii_only=ascii_only) for rank in ranks]
+    return [BLANK, heading("Ranks", width), *sentence, [(titles, "faint")], *rows]
 
 
 def rank_peak_lines(ranks: Sequence[Rank], width: int) -> list[Line]:
@@ -100,7 +107,8 @@ def rank_peak_lines(ranks: Sequence[Rank], width: int) -> list[Line]:
         peak = rank.peak
         sizes = (None,) * 3 if peak is None else (peak.allocated_bytes, peak.reserved_bytes, peak.driver_bytes)
         told = "".join(f"{gib(size, unit=False):>10}" for size in sizes)
-        lines.append([(f"{_name(rank):<12}", "text"), (told, "text"), (f"  {_stage(rank)}", "muted")])
+        stage = _stage(rank, width - 12 - len(told) - 2)
+        lines.append([(f"{_name(rank):<12}", "text"), (told, "text"), (f"  {stage}", "muted")])
     return [*lines, BLANK]
 
 
@@ -114,7 +122,7 @@ def _rank(number: int, role: str, told: Mapping[str, float], peak: MemoryPeakRow
     return Rank(number, role, told.get("step_s"), told.get("wait_s"), depth, capacity, peak, host)
 
 
-def _row(rank: Rank, *, ascii_only: bool) -> Line:
+def _row(rank: Rank, width: int, *, ascii_only: bool) -> Line:
     share = rank.wait_share
     meaning = "warn" if share is not None and share >= WAITS_MUCH else "text"
     took = "–" if rank.step_s is None else seconds(rank.step_s)
@@ -123,29 +131,47 @@ def _row(rank: Rank, *, ascii_only: bool) -> Line:
         (f"{_name(rank):<12}", "text"),
         (f"{took:>9}", "text"),
         (f"{percent(share):>8}  ", meaning),
-        *_queue(rank, ascii_only=ascii_only),
+        *_queue(rank, width, ascii_only=ascii_only),
         (f"{peak:>10}", "text"),
-        (f"  {_stage(rank)}", "muted"),
+        (f"  {_stage(rank, _room_of_stage(width))}", "muted"),
     ]
 
 
-def _queue(rank: Rank, *, ascii_only: bool) -> list[Piece]:
-    """Fourteen cells: a bar of six and the two numbers."""
+def _queue_width(width: int) -> int:
+    return _QUEUE if width >= WIDE else _BARE_QUEUE
+
+
+def _room_of_stage(width: int) -> int:
+    return width - _BEFORE_QUEUE - _queue_width(width) - _PEAK
+
+
+def _queue(rank: Rank, width: int, *, ascii_only: bool) -> list[Piece]:
+    """Where there is room a bar, and the two numbers."""
     if rank.queue_depth is None or not rank.queue_capacity:
-        return [(" " * 14, "text")]
-    told = f" {rank.queue_depth:.0f}/{rank.queue_capacity:.0f}"
-    return [*meter(rank.queue_depth / rank.queue_capacity, 6, ascii_only=ascii_only), (f"{told:<8}", "muted")]
+        return [(" " * _queue_width(width), "text")]
+    told = f"{rank.queue_depth:.0f}/{rank.queue_capacity:.0f}"
+    if width < WIDE:
+        return [(f"{told:<{_BARE_QUEUE}}", "muted")]
+    bar = meter(rank.queue_depth / rank.queue_capacity, 6, ascii_only=ascii_only)
+    return [*bar, (f" {told}".ljust(_QUEUE - 6), "muted")]
 
 
 def _name(rank: Rank) -> str:
     return f"{rank.number} {rank.role}".rstrip()
 
 
-def _stage(rank: Rank) -> str:
-    """Of its peak, and the card: `backward, GPU 1`, `backward, pve-b GPU 1`."""
+def _stage(rank: Rank, room: int) -> str:
+    """Of its peak, and the card: `backward, GPU 1`, `backward, pve-b GPU 1`. In less room the host is cut, then the stage."""
     peak = rank.peak
     if peak is None:
         return ""
-    card = "" if peak.gpu is None else f"GPU {peak.gpu}"
-    place = " ".join(word for word in (short_host(rank.host), card) if word)
-    return state_word(peak.stage) + (f", {place}" if place else "")
+    stage, card = state_word(peak.stage), "" if peak.gpu is None else f"GPU {peak.gpu}"
+    host = _cut(short_host(rank.host), room - cell_len(stage) - len(card) - 3)  # a comma and two blanks
+    place = " ".join(word for word in (host, card) if word)
+    stage = _cut(stage, room - cell_len(place) - 2 if place else room)
+    return ", ".join(word for word in (stage, place) if word)
+
+
+def _cut(word: str, room: int) -> str:
+    """Nothing where so little is left of it that it says nothing."""
+    return word if cell_len(word) <= room else fit(word, room) if room >= LEAST_WORD else ""

@@ -65,8 +65,11 @@ def finder(pattern: str) -> Find:
         raise UsageError(f"not a regular expression: {error}") from error
 
     def find(block: bytes) -> Iterator[int]:
-        text = block.decode(errors="surrogateescape")
-        return (len(text[: match.start()].encode(errors="surrogateescape")) for match in over_text.finditer(text))
+        text, place, done = block.decode(errors="surrogateescape"), 0, 0
+        for match in over_text.finditer(text):
+            place += len(text[done : match.start()].encode(errors="surrogateescape"))
+            done = match.start()
+            yield place
 
     return find
 

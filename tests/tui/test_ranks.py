@@ -1,6 +1,7 @@
 """A training over several GPUs: each rank's waiting, queue and memory, through the events that ranks write."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,9 @@ from tui.detail import RunDetail, read_detail
 from tui.failure import failure_lines
 from tui.memory import peak_lines
 from tui.overview import overview_lines
-from tui.pieces import fitted, text_of, width_of
+from tui.pieces import text_of, width_of
 from tui.plain import screen_text
-from tui.ranks import rank_lines
+from tui.ranks import rank_lines, rank_peak_lines
 from tui.snapshot import CurvesAsk
 
 RUN = "r4nk2wde"
@@ -156,14 +157,22 @@ def test_ranks_of_an_older_attempt_are_not_told_as_those_of_now(tmp_path: Path) 
     assert detail_of(tmp_path / "runs.db").ranks == ()
 
 
-@pytest.mark.parametrize("width", [58, 78, 138])
-def test_lines_of_ranks_keep_to_the_screen_or_lose_the_stage_alone(width: int, roles_db: Path) -> None:
+@pytest.mark.parametrize("host", ["", "a-host-with-a-long-name"])
+@pytest.mark.parametrize("width", [58, 68, 78, 138])
+def test_lines_of_ranks_keep_to_the_screen_and_lose_no_card(width: int, host: str, roles_db: Path) -> None:
+    """A host's name is cut first, then the stage."""
     detail = detail_of(roles_db)
+    ranks = [dataclasses.replace(rank, host=host) for rank in detail.ranks]
 
-    lines = rank_lines(detail.ranks, detail.roles_told, width, ascii_only=False)
+    lines = [*rank_lines(ranks, detail.roles_told, width, ascii_only=False), *rank_peak_lines(ranks, width)]
+    rows = [text_of([line]) for line in lines if text_of([line])[:1].isdigit()]
 
-    assert all(width_of(line) <= width or width < 78 for line in lines)
-    assert all("GiB" in text_of([fitted(line, width)]) for line in lines[-4:])
+    assert max(width_of(line) for line in lines) <= width
+    assert [row.rstrip()[-5:] for row in rows] == [f"GPU {rank}" for rank in range(4)] * 2
+    assert all(size in "\n".join(rows) for size in ("20/20", "84.0 GiB", "61.2 GiB"))
+    if width >= 78:
+        stages = ["backward", "backward", "forward", "forward"] * 2
+        assert all(stage in row for stage, row in zip(stages, rows, strict=True))
 
 
 @pytest.mark.slow

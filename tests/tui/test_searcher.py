@@ -55,6 +55,15 @@ def test_it_finds_what_the_pattern_finds_here(searcher: Searcher) -> None:
     assert searcher.spans(r"step \d", texts) == spans_of(r"step \d", texts) == {texts[0]: [(0, 6), (12, 18)]}
 
 
+def test_the_last_of_many_matches_is_found_in_one_pass() -> None:
+    """Of letters that are several bytes: each match counted all bytes before it, which took 86 s."""
+    block = ("größe " * 200_000).encode()
+    began_s = time.process_time()
+
+    assert last_of(finder("größe"), block) == len(block) - len("größe ".encode())
+    assert time.process_time() - began_s < 3.0  # 0.05 s
+
+
 def test_a_pattern_without_an_end_is_given_up_and_the_next_is_answered(searcher: Searcher) -> None:
     began = time.monotonic()
     with pytest.raises(TooSlow, match="takes too long") as told:
