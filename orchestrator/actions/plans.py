@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from orchestrator.actions.card_names import KnownCard
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
 from orchestrator.actions.host_facts import UNLISTED_BYTES, Card, NoGpu, can_name_gpu, card_of, gpu_fault, named_gpus
 from orchestrator.actions.places import Places
@@ -109,10 +110,11 @@ def plan_memory(
     branch: str | None = None,
     overrides: Sequence[str] = (),
     capacity_bytes: int | None = None,
+    gpu: KnownCard | None = None,
     host: str | None = None,
     tell: Tell = silent,
 ) -> Planned:
-    """Predicted memory and time of a step; the capacity is given, or that of a host's GPU as it was last seen.
+    """Predicted memory and time of a step; the capacity is given, or a known card's, or a host's GPU's as it was last seen.
 
     A database that cannot be read leaves the time a guess, and is told.
     """
@@ -120,14 +122,17 @@ def plan_memory(
     if capacity_bytes is not None and capacity_bytes < LEAST_CARD_BYTES:
         raise UsageError(f"--gpu: {capacity_bytes:,} bytes are no card's memory; write a size such as 95GiB")
     told = "--gpu" if capacity_bytes is not None else "nobody"
-    card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), None)
+    if gpu is not None:
+        capacity_bytes, told = gpu.total_bytes, f"--gpu {gpu.name}, by its usual size"
+    is_hopper = None if gpu is None else gpu.is_hopper
+    card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), is_hopper)
     if host is not None:
         facts = _asked(places, lambda reader: _seen(reader, host, places), tell)
         if facts is None:  # whether the host was looked at is not known, nor anything that was measured
             return _unmeasured(_planned(spec, card, told))
         if capacity_bytes is None:
             card, told = _card(facts, host, device=usual_device(spec)), _whose(facts, host)
-        elif facts.get("gpus"):
+        elif facts.get("gpus") and gpu is None:
             card = card._replace(is_hopper=card_of(facts).is_hopper)
     seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
     found = _planned(spec, card, told, seen=seen)

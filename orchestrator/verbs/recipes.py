@@ -15,10 +15,11 @@ from orchestrator.nearest import listed
 from orchestrator.units import counted
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.table import Cell, Column, pairs, table
-from orchestrator.verbs.words_typed import BRANCH_NAME, HOST, RECIPE, SIZE
+from orchestrator.verbs.words_typed import BRANCH_NAME, CARD, HOST, RECIPE
 
 if TYPE_CHECKING:
     from orchestrator.actions import plans, recipes
+    from orchestrator.actions.card_names import KnownCard
     from orchestrator.recipe import Difference, Explained, layers
     from orchestrator.recipe import overrides as spelling
     from orchestrator.verbs import plan_page
@@ -138,12 +139,18 @@ def diff(terminal: Terminal, left: str, right: str, effects: bool) -> None:
 
 @verb(
     "plan",
-    examples=["draftyard plan smollm2", "draftyard plan qwen3.6-27b -b ddtree --gpu 95GiB --json"],
+    examples=[
+        "draftyard plan smollm2",
+        "draftyard plan qwen3.6-27b -b ddtree --gpu 95GiB --json",
+        "draftyard plan qwen3.6-27b -b ddtree --gpu H200",
+    ],
 )
 @click.argument("recipe_word", metavar="RECIPE", type=RECIPE)
 @BRANCH
 @OVERRIDES
-@click.option("--gpu", "capacity_bytes", type=SIZE, metavar="SIZE", help="Memory of the card, such as 95GiB.")
+@click.option(
+    "--gpu", type=CARD, metavar="CARD", help="The card: its memory, such as 95GiB, or its name, such as H200."
+)
 @click.option("--host", metavar="HOST", type=HOST, help="Take the card of a host, as it was last seen.")
 def plan(
     terminal: Terminal,
@@ -151,7 +158,7 @@ def plan(
     branch: str | None,
     overrides: tuple[str, ...],
     *,
-    capacity_bytes: int | None,
+    gpu: KnownCard | int | None,
     host: str | None,
 ) -> None:
     """Predict the memory of a training step, line by line, from the recipe alone, and its time. Nothing runs.
@@ -165,7 +172,8 @@ def plan(
         recipe_word,
         branch=branch,
         overrides=overrides,
-        capacity_bytes=capacity_bytes,
+        capacity_bytes=gpu if isinstance(gpu, int) else None,
+        gpu=None if isinstance(gpu, int) else gpu,
         host=host,
         tell=terminal.say,
     )

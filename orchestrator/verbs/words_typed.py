@@ -1,4 +1,4 @@
-"""The words a person types for recipes, branches, runs, hosts, durations and sizes; each completes itself.
+"""The words a person types for recipes, branches, runs, hosts, durations, sizes and cards; each completes itself.
 
 What completes them is in `completion`.
 """
@@ -21,8 +21,11 @@ from orchestrator.verbs.exits import EMPTY
 from orchestrator.verbs.frame import places_of
 
 if TYPE_CHECKING:
+    from orchestrator.actions import card_names
+    from orchestrator.actions.card_names import KnownCard
     from orchestrator.verbs import completion
 else:
+    card_names = lazy("orchestrator.actions.card_names")
     completion = lazy("orchestrator.verbs.completion")  # it needs more than most verbs
 
 
@@ -90,6 +93,26 @@ class Size(click.ParamType[int]):
         return size_bytes
 
 
+class OneCard(click.ParamType["KnownCard | int"]):
+    """A card by its memory, such as `95GiB`, in bytes, or by its name, such as `H200`."""
+
+    name = "card"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> KnownCard | int:
+        text = str(value)
+        if text.isdigit() and (near := f"RTX {text}") in card_names.names():
+            self.fail(f"is {text} bytes; did you mean {near!r}?", param, ctx)
+        if isinstance(value, int) or text[:1].isdigit():
+            return SIZE.convert(value, param, ctx)
+        try:
+            return card_names.known_card(text)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in card_names.names() if name.lower().startswith(incomplete.lower())]
+
+
 class Since(click.ParamType[float]):
     """`10m` ago, or a date or time (UTC unless it has an offset), as seconds since the epoch."""
 
@@ -125,6 +148,7 @@ SORT = CompletedWord("sort")
 HOST = CompletedWord("host")
 DURATION = Duration()
 SIZE = Size()
+CARD = OneCard()
 
 
 def gpu_names(text: str | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from orchestrator.actions.caps import OWN_CAP, refuse_cap_of_scripts
+from orchestrator.actions.card_names import known_card, names
 from tests.orchestrator.test_trying import RECIPE as SMALL
 from tests.orchestrator.yard import Yard
 
@@ -149,12 +150,40 @@ def test_a_driver_that_has_lost_its_card_is_no_host_without_one(yard: Yard, nvid
     assert yard.run("plan", "smollm2", "--host", "local") == 0, "a recipe for processors asks no card"
 
 
-@pytest.mark.parametrize("word", ["H200", "rtx-pro-6000", "95"])
-def test_a_plan_for_a_card_by_its_name_asks_for_its_size(yard: Yard, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("H300", "no card 'H300'; known: B200, H200, {more}; did you mean 'H200'? Or give its memory, such as 95GiB"),
+        ("MI300X", "no card 'MI300X'; known: B200, H200, {more}. Or give its memory, such as 95GiB"),
+        (
+            "A10",
+            "no card 'A10'; known: B200, H200, {more}; did you mean 'A40'? Or give its memory, such as 95GiB",
+        ),
+        ("A100", "'A100' is one of several cards: A100 80GB, A100 40GB; say which, or its memory, such as 95GiB"),
+        ("95", "is 95 bytes; write the unit, such as 95GiB"),
+        ("4090", "is 4090 bytes; did you mean 'RTX 4090'?"),
+        ("95GB5", "is '95GB5'; write a size such as 512MiB, 95GiB or 2GB"),
+    ],
+)
+def test_a_plan_for_a_card_that_nobody_knows_names_those_that_are_known(yard: Yard, word: str, told: str) -> None:
     assert yard.run("plan", "smollm2", "--gpu", word) == 2
 
-    assert word in error_of(yard)
-    assert "95GiB" in error_of(yard)
+    more = ", ".join(names()[2:])
+    assert error_of(yard).removeprefix("error: ") == f"Invalid value for '--gpu': {told.format(more=more)}"
+
+
+@pytest.mark.parametrize(
+    "word", ["H200", "h200", "NVIDIA H200", "rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "a100-80gb"]
+)
+def test_a_plan_for_a_card_by_its_name_takes_what_torch_reports_of_it(yard: Yard, word: str) -> None:
+    card = known_card(word)
+
+    body = yard.json("plan", "smollm2", "--gpu", word)
+
+    assert body["plan"]["capacity_bytes"] == card.total_bytes
+    assert body["capacity_from"] == f"--gpu {card.name}, by its usual size"
+    assert body["plan"]["sizes"]["is_hopper"] is card.is_hopper is card.name.startswith("H")
+    assert all(known_card(name) == known_card(name.lower().replace(" ", "-")) for name in names())
 
 
 def test_a_plan_for_the_card_of_a_host_that_nobody_knows_names_the_nearest(yard: Yard) -> None:

@@ -1,0 +1,77 @@
+"""Cards by their usual names, for a plan of a machine that nobody has looked at yet: what torch was seen to report of each.
+
+Only for `plan --gpu NAME`. A host's own card, and whatever runs, is measured on the card itself, as drivers differ.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from orchestrator.actions.host_facts import is_hopper
+from orchestrator.errors import UsageError
+from orchestrator.nearest import nearest
+
+# GiB of `total_memory` in torch's device properties, which out-of-memory errors name as total capacity: of what errors and
+# properties in public issues show of that card, under drivers 525 to 580, the least (they differ by up to 0.2 GiB). What
+# nvidia-smi calls the total is more, as the driver keeps some: 143,771 MiB (140.4 GiB) for 139.8 GiB of an H200.
+_TOTAL_GIB = {
+    "B200": 178.35,
+    "H200": 139.72,
+    "RTX PRO 6000 Blackwell": 94.97,
+    "H100 80GB": 79.1,
+    "A100 80GB": 79.14,
+    "A100 40GB": 39.39,
+    "RTX 6000 Ada": 47.4,
+    "RTX A6000": 47.4,
+    "L40S": 44.39,
+    "A40": 44.35,
+    "RTX 5090": 31.36,
+    "RTX 4090": 23.5,
+    "RTX 3090": 23.5,
+}
+_SHORT = {  # what people say where it can be one card alone
+    "H100": "H100 80GB",
+    "H200 141GB": "H200",
+    "RTX PRO 6000": "RTX PRO 6000 Blackwell",
+    "RTX 6000 Ada Generation": "RTX 6000 Ada",
+    "A6000": "RTX A6000",
+}
+# Words of a model's full name that say how it is mounted, cooled or sold, and change nothing of its memory.
+_BESIDE = re.compile(r"(?i)\b(nvidia|geforce|tesla|sxm\d?|pcie|hbm\d?e?|workstation|server|max-q|edition)\b|[\s_-]+")
+
+
+@dataclass(frozen=True)
+class KnownCard:
+    name: str
+    total_bytes: int
+    is_hopper: bool
+
+
+def known_card(word: str) -> KnownCard:
+    """UsageError, in one line with those that are known, for a name that is none of theirs or fits several."""
+    spelled = {_plain(name): name for name in _TOTAL_GIB} | {_plain(short): name for short, name in _SHORT.items()}
+    name = spelled.get(_plain(word))
+    if name is not None:
+        return KnownCard(name, round(_TOTAL_GIB[name] * 2**30), is_hopper(name))
+    said = " ".join(_words(word))
+    begun = [each for each in _TOTAL_GIB if said and " ".join(_words(each)).startswith(f"{said} ")]
+    if len(begun) > 1:
+        raise UsageError(
+            f"{word!r} is one of several cards: {', '.join(begun)}; say which, or its memory, such as 95GiB"
+        )
+    near = nearest(_plain(word), spelled)
+    told = f"; did you mean {spelled[near]!r}?" if near is not None else ""
+    raise UsageError(f"no card {word!r}; known: {', '.join(_TOTAL_GIB)}{told or '.'} Or give its memory, such as 95GiB")
+
+
+def names() -> list[str]:
+    return list(_TOTAL_GIB)
+
+
+def _plain(name: str) -> str:
+    return "".join(_words(name))
+
+
+def _words(name: str) -> list[str]:
+    return _BESIDE.sub(" ", name).lower().split()
