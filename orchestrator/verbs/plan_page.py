@@ -129,11 +129,13 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
         ("capacity", capacity_text(found)),
         ("must fit", f"{in_gib(made.driver_bytes, places=places)} GiB {_DRIVER[made.device]}"),
     ]
-    items.append(("  peak", f"{peak} allocated, in {made.peak.name}"))
+    items.append(("  peak", _peak(made, peak, places)))
     if made.unexplained_bytes:
         more = in_gib(made.unexplained_bytes, places=places)
         runs = counted(len(found.measured_in), "smoke run")
-        items.append(("  + unexplained", f"{more} GiB that {runs} took beyond it, in none of its lines"))
+        items.append(
+            ("  + unexplained", f"{more} GiB that {runs} took in {made.peak.name} and no line of the plan explains")
+        )
     if made.slack_bytes:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate{_seen_reserved(made)}"))
     if made.context_bytes:
@@ -145,6 +147,15 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
     if made.capacity_bytes is not None:
         items.append(("largest", _largest(found)))
     return items
+
+
+def _peak(made: Plan, told: str, places: int) -> str:
+    """The stage that decides: by plan and what smoke runs took beyond it together, and so not always the highest of the table."""
+    highest = max(made.stages, key=lambda stage: stage.allocated_bytes)
+    if highest.allocated_bytes == made.peak.allocated_bytes:
+        return f"{told} allocated, in {made.peak.name}"
+    alone = f"planned alone, {highest.name} does, {in_gib(highest.allocated_bytes, places=places)} GiB"
+    return f"{told} planned of {made.peak.name}, which with the next line comes highest; {alone}"
 
 
 def _seen_reserved(made: Plan) -> str:

@@ -103,6 +103,20 @@ def test_smoke_runs_of_other_code_than_the_newest_ones_teach_the_plan_nothing(
     assert found.plan.stage("step").num_measured == len(counted)
 
 
+def test_the_peak_is_told_alone_where_what_was_measured_changes_no_order(places: Places) -> None:
+    plain = _page(places, "smollm2")
+    made = plan_memory(places, "smollm2").plan
+    assert any(
+        line.split() == ["peak", f"{made.peak.allocated_bytes / GIB:.3f}", "GiB", "allocated,", "in", "forward"]
+        for line in plain
+    )
+
+    _climbed(places, "kaaaaaaa", MIB // 8)
+
+    page = _page(places, "smollm2")
+    assert not any("comes highest" in line for line in page)
+
+
 def test_a_newer_rung_of_another_shape_says_that_the_code_has_changed(places: Places) -> None:
     _climbed(places, "kaaaaaaa", 900 * MIB, tree="old")
     _climbed(places, "kbbbbbbb", 20 * MIB, "data.max_anchors=9", tree="new")
@@ -122,7 +136,13 @@ def test_what_smoke_runs_took_beyond_their_plan_is_a_line_of_what_must_fit(place
 
     assert (fits.plan.verdict, found.plan.verdict) == ("fits", "does not fit")
     assert found.plan.driver_bytes == fits.plan.stage("step").allocated_bytes + 2 * GIB
-    assert "  + unexplained  2.00 GiB that 1 smoke run took beyond it, in none of its lines" in page
+    step, highest = found.plan.stage("step"), found.plan.stage("forward")
+    assert (
+        f"  peak           {step.allocated_bytes / GIB:.2f} GiB planned of step, which with the next line comes highest;"
+        in page[4]
+    )
+    assert page[4].endswith(f"planned alone, forward does, {highest.allocated_bytes / GIB:.2f} GiB")
+    assert "  + unexplained  2.00 GiB that 1 smoke run took in step and no line of the plan explains" in page
     assert found.largest is None, "what is advised leaves that free"
     body = plan_document(found)["plan"]
     assert (body["unexplained_bytes"], body["driver_bytes"]) == (2 * GIB, found.plan.driver_bytes)
