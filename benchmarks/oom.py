@@ -1,6 +1,7 @@
 """Twelve programs, each out of memory for one known cause: is the cause named, and does the first suggestion run?
 
     python -m benchmarks.oom --out FOLDER [--budget SECONDS] [--only NAME] [--cap 8GiB] [--ring]
+    python -m benchmarks.oom_page               the table of benchmarks/measured/oom.json, for docs
     python -m benchmarks.oom --read FOLDER      the table again, from the evidence that FOLDER/evidence.tar.gz holds
 
 Each program is a process of its own under `remote.supervise`, which keeps what it keeps of any job: its report, its log,
@@ -57,6 +58,7 @@ class Program:
 
     name: str
     cause: str  # what is known to be the cause
+    what: str  # it does, for a person
     env: dict[str, str] = field(default_factory=dict)
     changes: Sections | None = None
     stand_in_bytes: int | None = STAND_IN_BYTES  # None: only a card shows it
@@ -65,18 +67,18 @@ class Program:
 
 CHECKPOINTED = {"activation_checkpointing": "non_reentrant"}
 PROGRAMS = (
-    Program("attention_chunks", "kept_chunks"),
-    Program("math_fallback", "math_fallback"),
-    Program("full_logits", "full_logits"),
-    Program("backward", "backward"),
-    Program("layers", "layer_activations", changes={}, stand_in_bytes=40 * MIB),
-    Program("anchors", "too_many_tokens", changes={"train": CHECKPOINTED, "data": {"max_anchors": 4096}}, stand_in_bytes=18 * MIB),
-    Program("optimizer_state", "optimizer_state"),
-    Program("kept_over_steps", "kept_over_steps"),
-    Program("process_limit", "process_limit"),
-    Program("fragmentation", "fragmentation", env=PIECES, stand_in_bytes=None),
-    Program("other_process", "other_process", stand_in_bytes=None, takes_card=True),
-    Program("library_workspace", "library_workspace", stand_in_bytes=None, takes_card=True),
+    Program("attention_chunks", "kept_chunks", "16 chunks of attention, K and V expanded in each"),
+    Program("math_fallback", "math_fallback", "grouped heads and a boolean mask"),
+    Program("full_logits", "full_logits", "student's and teacher's at once"),
+    Program("backward", "backward", "a forward that fits"),
+    Program("layers", "layer_activations", "the bundled trainer, none checkpointed", changes={}, stand_in_bytes=40 * MIB),
+    Program("anchors", "too_many_tokens", "the same, checkpointed, too many", changes={"train": CHECKPOINTED, "data": {"max_anchors": 4096}}, stand_in_bytes=18 * MIB),
+    Program("optimizer_state", "optimizer_state", "AdamW's first step"),
+    Program("kept_over_steps", "kept_over_steps", "outputs remembered with their graphs"),
+    Program("process_limit", "process_limit", "the limit is too low, nothing else"),
+    Program("fragmentation", "fragmentation", "segments that do not grow", env=PIECES, stand_in_bytes=None),
+    Program("other_process", "other_process", "another one holds all but 6 GiB", stand_in_bytes=None, takes_card=True),
+    Program("library_workspace", "library_workspace", "no room for cuBLAS", stand_in_bytes=None, takes_card=True),
 )  # fmt: skip
 
 
