@@ -59,7 +59,7 @@ class RungFailed(RuntimeError):
 def run_rung(job: Job, name: str, meter: Meter) -> Values:
     """Sets a workbench up and runs one rung on it; RungFailed, or whatever the step raises."""
     spec = replace(job.spec, train=replace(job.spec.train, num_steps=SCHEDULE_STEPS))
-    spec = _small(spec) if name.startswith("checkpoint") else spec
+    spec = small(spec) if name.startswith("checkpoint") else spec
     choices = workbench.choose(spec, job.device)
     job.reporter.start(versions=versions(), devices=devices(job.device), choices=choices.reasons)
     with meter.part("load"):
@@ -172,19 +172,7 @@ def checkpoint_load(job: Job, bench: Workbench) -> Values:
     return {"loss": found[0], "loss_after_step": found[1], "load_s": load_s}
 
 
-RUNGS: dict[str, Callable[[Job, Workbench], Values]] = {
-    "fwd": fwd,
-    "fwd_bwd": fwd_bwd,
-    "multi_doc": multi_doc,
-    "leak": leak,
-    "checkpoint_save": checkpoint_save,
-    "checkpoint": checkpoint_load,
-}
-
-_TIMED = ("forward", "backward", "optimizer", "step")
-
-
-def _small(spec: DFlashSpec) -> DFlashSpec:
+def small(spec: DFlashSpec) -> DFlashSpec:
     """A shorter and thinner drafter on little work, with the attention that compiles nothing.
 
     A round trip is about what is stored: every kind of tensor under its name, in its type, with the optimizer's. How
@@ -206,6 +194,18 @@ def _small(spec: DFlashSpec) -> DFlashSpec:
         init_from=None,
     )
     return replace(spec, data=data, drafter=drafter)
+
+
+RUNGS: dict[str, Callable[[Job, Workbench], Values]] = {
+    "fwd": fwd,
+    "fwd_bwd": fwd_bwd,
+    "multi_doc": multi_doc,
+    "leak": leak,
+    "checkpoint_save": checkpoint_save,
+    "checkpoint": checkpoint_load,
+}
+
+_TIMED = ("forward", "backward", "optimizer", "step")
 
 
 def _micro_batch(bench: Workbench, layout: Sequence[int], *, position: int = 0) -> MicroBatch:

@@ -58,6 +58,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "data": {"hidden_states": "online", "row_tokens": 256, "max_anchors": 64},
     "target": {"hidden_size": 64, "vocab_size": 2000, "tied_embeddings": False, "num_parameters": 2 * 2000 * 64},
 }
+SLIDING: dict[str, Any] = {"layer_types": ["sliding", "sliding", "full"], "sliding_window": 48}
 CASES = {
     "base": small_spec(),
     "cross-entropy alone": small_spec(loss={"terms": {"ce": 1.0}}),
@@ -73,6 +74,13 @@ CASES = {
     "moments in bfloat16": small_spec(optim={"moment_dtype": "bfloat16"}),
     "wide heads": small_spec(drafter={"num_heads": 16, "intermediate_size": 64}, target={"vocab_size": 100}),
     "anchors per document": small_spec(data={"anchors_per": "document", "max_anchors": 12}),
+    "sliding layers": small_spec(drafter=SLIDING),
+    "sliding layers, many anchors": small_spec(drafter=SLIDING, data={"row_tokens": 384, "max_anchors": 160}),
+    "sliding layers, noise, anchors per document": small_spec(
+        drafter=SLIDING,
+        data={"anchors_per": "document", "max_anchors": 12, "noise": NoiseSpec("gaussian", 0.05)},
+        loss={"terms": {"ce": 1.0, "kl": 0.15, "cap": 0.05}, "streak_beta": 0.5},
+    ),
     "tied": small_spec(target={"tied_embeddings": True}),
     "target beside": small_spec(**BESIDE),
     "target beside, one large loss chunk": small_spec(loss={"chunk_tokens": 512}, **BESIDE),

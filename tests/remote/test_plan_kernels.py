@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.plan import BASES
 from remote import own_attention
-from remote.drafter import attention, synthetic, workbench
+from remote.drafter import attention, smoke, synthetic, workbench
 from remote.drafter.kernels import attention as attention_triton
 from remote.drafter.kernels import attention_hopper, gluon
 from remote.drafter.measure import Meter
@@ -19,7 +19,7 @@ from remote.drafter.step import anchor_slots, assemble, forward
 from remote.plan import GIB, kernels, plan
 from remote.plan.memory import kept_components
 from remote.plan.sizes import sizes
-from remote.spec import DFlashSpec, LossSpec, OptimSpec
+from remote.spec import DFlashSpec, LossSpec, NoiseSpec, OptimSpec
 from tests.remote.allocations import peaks
 from tests.remote.cuda import CPU, in_interpreter
 from tests.remote.interpreter import idle
@@ -45,12 +45,19 @@ def by_kernels(spec: DFlashSpec) -> workbench.Choices:
     return replace(chosen, backend=attention.Backend("triton", "test"), is_fused=True)
 
 
+SLIDING: dict[str, Any] = {"layer_types": ["sliding", "full"], "sliding_window": 16}
 CASES = {
     "base": small_spec(),
     "cap": small_spec(loss={"terms": {"ce": 1.0, "kl": 0.15, "cap": 0.05}}),
     "cross-entropy alone": small_spec(loss={"terms": {"ce": 1.0}}),
     "layers checkpointed": small_spec(train={"activation_checkpointing": "non_reentrant"}),
     "one loss chunk": small_spec(loss={"chunk_tokens": 512}),
+    "sliding layers": small_spec(drafter=SLIDING),
+    "sliding layers, noise, anchors per document": small_spec(
+        drafter=SLIDING,
+        data={"anchors_per": "document", "max_anchors": 8, "noise": NoiseSpec("gaussian", 0.05)},
+        loss={"terms": {"ce": 1.0, "kl": 0.15, "cap": 0.05}, "streak_beta": 0.5},
+    ),
     "wide MLP": small_spec(drafter={"intermediate_size": 1024}, target={"vocab_size": 500}),
 }
 
@@ -80,6 +87,22 @@ def test_every_stage_by_kernels_is_within_five_percent_of_torchs_own_books(name:
         found = peaks(spec, choices=by_kernels(spec))
 
     for stage, predicted_bytes in tensors(plan(spec, device="cuda")).items():
+        assert predicted_bytes == pytest.approx(found[stage], rel=0.05), stage
+
+
+@pytest.mark.slow
+@in_interpreter
+@pytest.mark.parametrize("name", ["base", "cap", "sliding layers, noise, anchors per document"])
+def test_the_drafter_of_the_rung_checkpoint_is_within_five_percent_too(name: str) -> None:
+    """Smaller, with gathered attention and own kernels for the rest."""
+    spec = smoke.small(CASES[name])
+    plain = workbench.choose(replace(spec, train=replace(spec.train, kernels="torch")), CPU)
+
+    with idle():
+        found = peaks(spec, choices=replace(plain, is_fused=True))
+
+    assert plain.backend.name == "sdpa"
+    for stage, predicted_bytes in tensors(plan(spec, device="cuda", rung="checkpoint")).items():
         assert predicted_bytes == pytest.approx(found[stage], rel=0.05), stage
 
 

@@ -381,14 +381,14 @@ def test_the_checkpoint_rung_of_a_large_drafter_stores_every_kind_of_tensor_and_
         },
     )
 
-    small = smoke._small(wide)
+    small = smoke.small(wide)
 
     assert small.drafter.layer_types == ["sliding", "full"]
     assert small.drafter.init_from is None, "that folder's tensors have other shapes"
     assert num_drafter_parameters(small.target, small.drafter) < 0.1 * num_drafter_parameters(wide.target, wide.drafter)
     kinds = {name.split(".", 2)[-1] if name.startswith("layers.") else name for name in shapes(wide)}
     assert kinds == {name.split(".", 2)[-1] if name.startswith("layers.") else name for name in shapes(small)}
-    assert smoke._small(tiny_spec()).drafter.num_layers == tiny_spec().drafter.num_layers
+    assert smoke.small(tiny_spec()).drafter.num_layers == tiny_spec().drafter.num_layers
 
 
 def shapes(spec: DFlashSpec) -> dict[str, tuple[int, ...]]:
