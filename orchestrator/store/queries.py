@@ -43,21 +43,25 @@ def _reports(key: str, name: str) -> str:
     """SQL for a metric's values over a run's history, newest first: of each attempt, its lowest rank, what no newer one did
     anew. In the order of two indices, so that a LIMIT reads no further, however long the run is.
 
-    An attempt's first step is its rank 0's, which need not report: so the metric's own first step is asked as well. No
-    deeper than this: SQLite's parser has room for few brackets, and a filter brings its own.
+    An attempt's first step is its rank 0's, which need not report: so the metric's own first step is asked as well. Both in
+    one bound: SQLite would ask a second one again for each value. No deeper than this: its parser has room for few
+    brackets, and a filter brings its own.
     """
     return f"""SELECT m.value FROM series o CROSS JOIN metrics m ON m.series = o.id WHERE o.run_key = {key} AND o.name = {name}
         AND o.rank = (SELECT min(rank) FROM series WHERE run_key = o.run_key AND name = o.name AND attempt = o.attempt)
-        AND m.step < (SELECT ifnull(min(first_step), {NO_STEP}) FROM attempts WHERE run_key = o.run_key AND number > o.attempt)
-        AND m.step < (SELECT ifnull(min(first_step), {NO_STEP}) FROM series
-            WHERE run_key = o.run_key AND name = o.name AND attempt > o.attempt)
+        AND m.step < min((SELECT ifnull(min(first_step), {NO_STEP}) FROM attempts WHERE run_key = o.run_key AND number > o.attempt),
+            (SELECT ifnull(min(first_step), {NO_STEP}) FROM series
+                WHERE run_key = o.run_key AND name = o.name AND attempt > o.attempt))
         ORDER BY o.attempt DESC, o.rank DESC, m.step DESC LIMIT"""
 
 
 def recent_mean(key: str, name: str) -> str:
-    """SQL for the mean of a metric's newest reports; NULL where the newest is NaN, which is to be seen."""
+    """SQL for the mean of a metric's newest reports; NULL where the newest is NaN, which is to be seen.
+
+    Whether it is stands outside: as a condition of the mean it would be asked again for each of its values.
+    """
     newest = _reports(key, name)
-    return f"(SELECT avg(value) FROM ({newest} {NUM_REPORTS}) WHERE ({newest} 1) IS NOT NULL)"
+    return f"iif(({newest} 1) IS NULL, NULL, (SELECT avg(value) FROM ({newest} {NUM_REPORTS})))"
 
 
 SERIES_COLUMNS = (

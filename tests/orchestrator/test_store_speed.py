@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.store import Report, best_ms, measure
 from orchestrator.store.reads import Reader
+from orchestrator.store.rows import NUM_REPORTS
 from orchestrator.store.writes import Store
-from tests.orchestrator.runs import RUN, batch, event, started
+from tests.orchestrator.runs import RUN, again, batch, event, started, steps
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,37 @@ def test_the_queries_of_a_list_use_their_indexes(tmp_path: Path) -> None:
             store.reader.intents()
 
     assert scans(plans) == []
+
+
+@pytest.mark.parametrize("tells_first_step", [True, False])  # a rank 0 that reports nothing tells none
+def test_a_metric_filter_costs_a_resumed_run_no_more_than_another(tmp_path: Path, tells_first_step: bool) -> None:
+    """Counted in steps of SQLite's machine, of which a value costs some ten: where a part of the question was asked again for
+    each value, a filter over 10,000 runs took seconds."""
+    with Store(tmp_path / "runs.db") as store:
+        for run in ("once", "twice"):
+            started(store, run)
+            store.ingest(batch(steps(1, 400), run_id=run))
+        again(store, "twice")
+        store.ingest(batch(steps(301, 340), run_id="twice", attempt=2, writer="rank0" if tells_first_step else "rank1"))
+        spent = {run: _machine_steps(store.reader, f"loss<2 id:{run}") for run in ("once", "twice")}
+
+    assert spent["once"] < 20 * NUM_REPORTS, spent
+    assert spent["twice"] < 1.5 * spent["once"], spent
+
+
+def _machine_steps(reader: Reader, where: str) -> int:
+    taken = 0
+
+    def count() -> int:
+        nonlocal taken
+        taken += 1
+        return 0
+
+    with reader.database.sqlite() as connection:
+        connection.set_progress_handler(count, 1)
+        assert len(reader.runs(where)) == 1
+        connection.set_progress_handler(None, 1)
+    return taken
 
 
 def test_where_a_host_is_found_is_asked_of_its_live_runs_alone(tmp_path: Path) -> None:
