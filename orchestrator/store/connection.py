@@ -1,12 +1,14 @@
 """The one connection of a reader: opened read-only, opened anew once a database is there, its faults said plainly.
 
-A database that does not exist yet reads as an empty one. It knows no table: what is asked is the business of
-`reads`, `selection`, `acceptance` and `names`.
+A database that does not exist yet reads as an empty one. Where SQLite can make none of its files beside it (a full disk,
+a folder of somebody else's) it is read as it lies, as long as all of it lies in the one file. It knows no table: what is
+asked is the business of `reads`, `selection`, `acceptance` and `names`.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ class ReadConnection:
         self._busy_timeout_s = busy_timeout_s
         self._generation = 0
         self._is_empty = True
+        self._still: tuple[int, ...] | None = None  # how the files lay, where they are read as they lie
         with told_plainly(path):
             self._sqlite = self._open()
 
@@ -51,7 +54,8 @@ class ReadConnection:
     def data_version(self) -> int:
         """A number that changes when anybody else has committed, or has made the database; asking costs microseconds."""
         with told_plainly(self.path):
-            if self._is_empty and _is_there(self.path):
+            has_come = self._is_empty and _is_there(self.path)
+            if has_come or (self._still is not None and self._still != _stamp(self.path)):
                 self._sqlite.close()
                 self._sqlite = self._open()
         return self._generation << 32 | int(self.all("PRAGMA data_version")[0][0])
@@ -69,16 +73,52 @@ class ReadConnection:
             connection.row_factory = sqlite3.Row
             connection.executescript(migrations.schema_sql())
             return connection
-        connection = migrations.connect(self.path, readonly=True, busy_timeout_s=self._busy_timeout_s)
-        try:
-            stale = migrations.needs_migration(connection, self.path)
-        except (sqlite3.DatabaseError, StoreError):
-            connection.close()
-            raise
-        if stale:
+        connection, is_stale = self._opened()
+        if is_stale:
             migrations.migrate(self.path)
         connection.row_factory = sqlite3.Row
         return connection
+
+    def _opened(self) -> tuple[sqlite3.Connection, bool]:
+        """And whether it is of an older schema."""
+        self._still = None
+        try:
+            return _looked_into(
+                migrations.connect(self.path, readonly=True, busy_timeout_s=self._busy_timeout_s), self.path
+            )
+        except (sqlite3.DatabaseError, StoreError) as error:
+            if not _lacks_shared_memory(error) or _has_log(self.path):
+                raise
+        self._still = _stamp(self.path)
+        return _looked_into(migrations.connect(self.path, readonly=True, is_still=True), self.path)
+
+
+def _looked_into(connection: sqlite3.Connection, path: Path) -> tuple[sqlite3.Connection, bool]:
+    try:
+        return connection, migrations.needs_migration(connection, path)
+    except (sqlite3.DatabaseError, StoreError):
+        connection.close()
+        raise
+
+
+def _lacks_shared_memory(error: Exception) -> bool:
+    """Whether it may be that: SQLite's codes for it are those of a disk at fault, which reading then meets again."""
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
+
+
+def _has_log(path: Path) -> bool:
+    """Whether the newest words lie in a file beside it, which nobody reads without shared memory."""
+    return any(size > 0 for size in _stamp(path)[2:])
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """When the database was written, in ns, and the sizes of it and its logs: no such log is one of 0 bytes."""
+    told = path.stat()
+    real = Path(os.path.realpath(path))
+    logs = (real.with_name(f"{real.name}{ending}") for ending in ("-wal", "-journal"))
+    return told.st_mtime_ns, told.st_size, *(log.stat().st_size if log.exists() else 0 for log in logs)
 
 
 def _is_there(path: Path) -> bool:

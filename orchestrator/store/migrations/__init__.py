@@ -42,9 +42,14 @@ def newest_version() -> int:
     return max(number for number, _ in _steps())
 
 
-def connect(path: Path, *, readonly: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """A connection with every setting this database relies on. It migrates nothing. Raises StoreError."""
-    mode = "ro" if readonly else "rwc"
+def connect(
+    path: Path, *, readonly: bool = False, is_still: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S
+) -> sqlite3.Connection:
+    """A connection with every setting this database relies on. It migrates nothing. Raises StoreError.
+
+    `is_still`: nobody writes there, so it is read without locks, and without files of SQLite's own beside it.
+    """
+    mode = ("ro" if readonly else "rwc") + ("&immutable=1" if is_still else "")
     with told_plainly(path):
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
