@@ -2,10 +2,12 @@
 
     [*python("remote.drafter"), "-m", "remote.drafter", ...]      what a test starts instead of [sys.executable, "-m", ...]
     environment("orchestrator")      in which a follower is as warm, whoever starts it: warm_path
+    executable("remote.drafter", folder)      a file for what asks for a path: `sys.executable`, WARM_PYTHON
 
 The command is a small client. It hands its words, folder, environment and files to a server, which forks a process for them;
 signals go there, the status comes back, and the end of the client is the job's. So each job is a process of its own, as
-it is without this, but for its memory: a test that measures that, or a group of processes, starts Python itself. All
+it is without this, but for its memory: a test that measures that, or a group of processes, starts Python itself. In a job
+whose environment has WARM_PYTHON that file is `sys.executable`, so what it starts by `-m` is warm too. All
 that run tests beside one another share one server of a program: what it loads is eight seconds of a processor.
 """
 
@@ -19,6 +21,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -61,6 +64,18 @@ def python(program: str) -> list[str]:
             if not _has(knock.connect, f"\0{name}"):
                 _start(name, program, whole)
     return [sys.executable, "-I", "-S", __file__, name]
+
+
+def executable(program: str, folder: Path) -> str:
+    """A file in the folder that stands for Python: modules run warm, all else as ever."""
+    path = folder / "warm-python"
+    loaded = shlex.join(python(program))
+    cases = f'"-m "*) exec {loaded} "$@";; "-u -m") shift; exec {loaded} "$@";;'
+    path.write_text(
+        f'#!/bin/sh\ncase "$1 $2" in {cases} esac\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8"
+    )
+    path.chmod(0o755)
+    return str(path)
 
 
 def _has(act: Callable[[str], None], address: str) -> bool:
@@ -179,6 +194,7 @@ def take_over(asked: dict[str, Any], files: list[int]) -> dict[str, Any]:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    sys.executable = os.environ.get("WARM_PYTHON", sys.executable)
     # Those of the server know of its files what is not so of these: whether they can be sought in.
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115

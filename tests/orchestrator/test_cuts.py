@@ -330,7 +330,7 @@ def test_a_frozen_machine_ends_every_kind_of_call_in_under_45_seconds(
     acknowledging every byte."""
     for place in (server.home / "huge", tmp_path / "huge"):
         with place.open("wb") as stream:
-            stream.truncate(2048 * MIB)  # far from done after a second; looking at more costs the host seconds
+            stream.truncate(1024 * MIB)  # far from done after a second; looking at more costs both sides seconds
     there = str(server.home / "huge")
     during: dict[str, Callable[[StreamShell], object]] = {
         "run": lambda shell: shell.run(["sleep", "300"], timeout_s=400),

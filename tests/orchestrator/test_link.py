@@ -108,8 +108,8 @@ def _a_line_a_second(sock: socket.socket) -> None:
         time.sleep(1)
 
 
-def _ten_megabytes(sock: socket.socket) -> None:
-    sock.sendall(b"A" * 10_000_000)
+def _three_megabytes(sock: socket.socket) -> None:
+    sock.sendall(b"A" * 3_000_000)
     time.sleep(60)
 
 
@@ -129,7 +129,7 @@ def _banner_and_noise(sock: socket.socket) -> None:
     [
         (_a_byte_a_second, 'no SSH server on port {port}; it says: "h'),
         (_a_line_a_second, 'no SSH server on port {port}; it says: "hello'),
-        (_ten_megabytes, 'no SSH server on port {port}; it says: "AAAA'),
+        (_three_megabytes, 'no SSH server on port {port}; it says: "AAAA'),
         (_hundred_lines, 'no SSH server on port {port}; it says: "hello hello'),
         (_banner_and_noise, "breaks the SSH protocol on port {port}"),
     ],

@@ -86,13 +86,15 @@ def make_job(root: Path, spec: DFlashSpec, *, attempt: int = 1) -> Job:
 def start_job(
     run: RunDir, *words: str, attempt: int = 1, python: Sequence[str] = (sys.executable,)
 ) -> subprocess.Popen[str]:
-    """`python -m remote.drafter WORDS[0] RUN_DIR WORDS[1:]`, as the supervisor starts it."""
+    """`python -m remote.drafter WORDS[0] RUN_DIR WORDS[1:]`, as the supervisor starts it. What a warm one starts is warm."""
     work_dir = run.root.parent.parent
     environment = os.environ | {
         "DRAFTYARD_ATTEMPT": str(attempt),
         "DRAFTYARD_WORK_DIR": str(work_dir),
         "DRAFTYARD_DATA_DIR": str(work_dir / "data"),
     }
+    if tuple(python) != (sys.executable,):
+        environment["WARM_PYTHON"] = warm.executable("remote.drafter", work_dir)
     command = [*python, "-m", "remote.drafter", words[0], str(run.root), *words[1:]]
     return subprocess.Popen(
         command,

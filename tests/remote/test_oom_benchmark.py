@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from remote.drafter.held import summarise
 from remote.plan import plan
 from remote.plan.advice import nearest_fits
 from remote.rundir import RunDir
+from tests import warm
 
 pytestmark = pytest.mark.slow  # real programs, and one real supervisor
 
@@ -48,8 +50,14 @@ def test_a_program_dies_of_its_known_cause_and_runs_with_the_first_suggestion(
 
 
 def test_one_program_under_a_supervisor_makes_a_row_evidence_and_the_row_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The supervisor and its programs are processes that had loaded their libraries."""
+    monkeypatch.setattr(sys, "executable", warm.executable("remote.drafter", tmp_path_factory.mktemp("warm")))
+
     assert oom.main(["--out", str(tmp_path), "--only", "process_limit", "--stand-in"]) == 0
 
     row = "| process_limit | process_limit | process_limit | yes |"

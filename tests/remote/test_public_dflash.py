@@ -28,6 +28,7 @@ from remote.drafter.model import DFlashDrafter, DraftCache
 from tests.remote.specs import tiny_spec
 
 OLDER_TRANSFORMERS = "5.17.0"
+OF_ITS_TIME = ("huggingface_hub>=1.5,<2", "httpx<1", "httpcore<2")  # what it wants and ours has not, or newer
 NEW_TOKENS = 48
 HERE = Path(__file__).resolve().parent
 
@@ -45,26 +46,26 @@ def older_python(test_cache) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be making it
         if not ready.exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", root], check=True)
-            _install(python, f"transformers=={OLDER_TRANSFORMERS}")
-            _install(python, "--no-deps", "dflash==0.1.0")
+            _install(python, "dflash==0.1.0", f"transformers=={OLDER_TRANSFORMERS}", *OF_ITS_TIME)
             ready.touch()
-        # What is not in it (torch, pytest, gguf) comes from ours; its own packages come first.
+        # What is not in it (torch, tokenizers, pytest) comes from ours; its own packages come first.
         (site,) = root.glob("lib/python*/site-packages")
         (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return python
 
 
-def _install(python: Path, *words: str) -> None:
-    """Not compiled: of some thousand files a few dozen are loaded."""
+def _install(python: Path, *packages: str) -> None:
+    """Not compiled: of some thousand files a few dozen are loaded. Nor with what they ask for, twenty packages that are
+    ours as well."""
     pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
-        [*pip, "install", "--no-compile", *words],
+        [*pip, "install", "--no-compile", "--no-deps", *packages],
         capture_output=True,
         text=True,
         timeout=240,
     )
     if done.returncode:
-        pytest.skip(f"the package index gave no {words[-1]}: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"the package index gave no {packages[0]}: {done.stderr.strip().splitlines()[-1]}")
 
 
 def run(python: Path, *words: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:

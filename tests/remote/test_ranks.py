@@ -435,7 +435,8 @@ def test_a_stop_reaches_the_ranks_with_the_whole_grace_of_the_run(
 ) -> None:
     roles = RolesSpec(target=1, drafter=1)
     run = make_run(tmp_path, spec_of(tiny_target_spec, tiny_drafter_spec, roles=roles, num_steps=100_000))
-    argv = [sys.executable, *LAUNCHER, "2", "-m", "remote.drafter", "train", str(run.root)]
+    rank = [*warm.python("remote.drafter"), "-m", "remote.drafter", "train", str(run.root)]
+    argv = [sys.executable, *LAUNCHER, "2", "--no-python", *rank]  # whose children are told: it is no warm one
     job = Job(run.root.name, "train", 1, argv, str(TREE), grace_s=120, data_dir=str(tmp_path / "data"))
     write_json(run.job_json, job.dump())
     words = [sys.executable, "-m", "remote.supervise", str(run.root)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -17,12 +16,9 @@ from tests.remote.jobs import TREE
 @pytest.mark.slow  # a launcher and two processes
 def test_every_part_of_the_two_card_benchmark_gives_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It starts the launcher as `sys.executable`, and torch's launcher the ranks: here both have loaded their libraries."""
-    python = tmp_path / "python"
-    loaded = shlex.join(warm.python("remote.drafter"))
-    python.write_text(f'#!/bin/sh\n[ "$1" != -u ] || shift\nexec {loaded} "$@"\n', encoding="utf-8")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    for name, value in (("PYTHON_EXEC", str(python)), ("PYTHONPATH", str(TREE)), ("OMP_NUM_THREADS", "1")):
+    python = warm.executable("remote.drafter", tmp_path)
+    monkeypatch.setattr(sys, "executable", python)
+    for name, value in (("PYTHON_EXEC", python), ("PYTHONPATH", str(TREE)), ("OMP_NUM_THREADS", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RANK", raising=False)
 

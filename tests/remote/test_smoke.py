@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from remote.drafter.smoke import RungFailed, run_rung
 from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
 from remote.drafter.workbench import Workbench
 from remote.spec import DFlashSpec, num_drafter_parameters
+from tests import warm
 from tests.remote.cuda import needs_cuda, never_waiting
 from tests.remote.jobs import events, make_job, make_run, run_job
 from tests.remote.specs import tiny_spec
@@ -348,8 +350,11 @@ def test_on_a_cuda_card_a_whole_step_never_waits_for_the_device() -> None:
     assert bench.optimizer.latch.read() is None
 
 
-def test_on_a_card_the_next_rungs_process_waits_until_it_is_told_and_ends_when_nobody_tells_it(tmp_path: Path) -> None:
+def test_on_a_card_the_next_rungs_process_waits_until_it_is_told_and_ends_when_nobody_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job that says its device is a card; the rungs themselves run here."""
+    monkeypatch.setattr(sys, "executable", warm.executable("remote.drafter", tmp_path))
     job = replace(make_job(tmp_path, tiny_spec()), device=torch.device("cuda"))
     processes = ladder._Processes(job, ["fwd", "leak", "multi_doc"], cap_bytes=None)
 

@@ -21,6 +21,7 @@ from remote.drafter.target import load_target
 from remote.drafter.target_files import MARKER, reading, target_folder
 from remote.report import UserFault
 from remote.spec import TargetSpec
+from tests import warm
 from tests.remote.conftest import CHATML, make_tiny_folder, tiny_tokenizer
 
 LAYERS = [1, 2, 4]
@@ -212,7 +213,8 @@ print(target_folder(sys.argv[1], cache=Path(sys.argv[2]), progress=say))
 def test_two_processes_converting_a_gguf_file_at_once_make_one_whole_folder(tmp_path):
     gguf, cache = tmp_path / "model.gguf", tmp_path / "cache"
     write_tiny_gguf(gguf)
-    argv = [sys.executable, "-c", CONVERT, str(gguf), str(cache)]
+    (tmp_path / "convert.py").write_text(CONVERT)
+    argv = [*warm.python("remote.drafter"), str(tmp_path / "convert.py"), str(gguf), str(cache)]
 
     both = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=280) for process in both]

@@ -28,7 +28,7 @@ from remote.drafter.optim import DrafterOptimizer, NonFiniteError
 from remote.drafter.step import MicroBatch, assemble, run_step
 from remote.drafter.teacher import Expectation
 from remote.drafter.train import train
-from remote.processes import Identity
+from remote.processes import Identity, send
 from remote.report import Reporter
 from remote.rundir import RunDir, write_json
 from remote.spec import DFlashSpec, NoiseSpec
@@ -296,7 +296,7 @@ def test_sigterm_finishes_the_step_saves_and_ends_with_status_0(
     tmp_path: Path, tiny_target_spec, tiny_drafter_spec
 ) -> None:
     run = make_run(tmp_path, tiny_job_spec(tiny_target_spec, tiny_drafter_spec, train={"num_steps": 100_000}))
-    with start_job(run, "train") as process:
+    with start_job(run, "train", python=warm.python("remote.drafter")) as process:
         wait_for(lambda: len(losses(run)) >= 2)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
@@ -442,6 +442,11 @@ def test_a_full_disk_costs_a_checkpoint_but_a_training_that_ends_without_its_las
     assert failure.fields["stage"] == "checkpoint"
 
 
+def pid_of(run: RunDir) -> int:
+    """The training's own process, which leads a group of its own: what started it waits for it."""
+    return int(events(run, kind="start")[0].fields["pid"])
+
+
 def readers_of(pid: int) -> list[int]:
     """The processes that read batches ahead: children of the training's."""
     found = []
@@ -457,15 +462,16 @@ def test_a_polite_signal_to_the_whole_group_leaves_the_reading_processes_until_t
     """Either signal: each reader gets both of them."""
     spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, train={"num_steps": 100_000}, data={"num_workers": 2})
     run = make_run(tmp_path, spec)
-    with start_job(run, "train") as process:
+    with start_job(run, "train", python=warm.python("remote.drafter")) as process:
         wait_for(lambda: len(losses(run)) >= 2 or process.poll() is not None)
-        readers = readers_of(process.pid)
+        trainer = pid_of(run)
+        readers = readers_of(trainer)
         for reader in readers:
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(reader, number)
         seen = len(losses(run))
         wait_for(lambda: len(losses(run)) >= seen + 8)  # more than had been read ahead
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(trainer, signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
 
     assert process.returncode == 0, output + errors
@@ -481,13 +487,19 @@ def test_the_reading_processes_end_with_a_training_that_was_killed(
 ) -> None:
     spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, train={"num_steps": 100_000}, data={"num_workers": 2})
     run = make_run(tmp_path, spec)
-    with start_job(run, "train") as process:
+    with start_job(run, "train", python=warm.python("remote.drafter")) as process:
         wait_for(lambda: len(losses(run)) >= 2)
-        readers = [Identity.of(reader) for reader in readers_of(process.pid)]
-        process.kill()
+        readers = [Identity.of(reader) for reader in readers_of(pid_of(run))]
+        for reader in readers:  # a stopped one cannot look for its parent itself, as torch's own would in the end
+            os.kill(reader.pid, signal.SIGSTOP)
+        os.kill(pid_of(run), signal.SIGKILL)
         process.wait()
 
-        wait_for(lambda: not any(reader and reader.is_alive for reader in readers))
+        try:
+            wait_for(lambda: not any(reader.is_alive for reader in readers), timeout_s=30)
+        finally:
+            for reader in readers:
+                send(reader.pid, reader.start_ticks, signal.SIGKILL)
 
     assert len(readers) == 2
 
