@@ -4,17 +4,19 @@ the other is opened, and every key of a run acts on it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from orchestrator.store.rows import RunRow
 from tui.confirm import Confirm
 from tui.home import HomeScreen
-from tui.hosts_lines import MARK, NOWHERE, hosts_lines, places_in_order
-from tui.ordering import orphans, processes, reap
+from tui.hosts_lines import MARK, NOWHERE, hosts_lines, never_seen, places_in_order
+from tui.ordering import named_hosts, orphans, processes, reap
 from tui.sheet import Sheet
 from tui.snapshot import Ask, RunNumbers, Snapshot
 
@@ -34,12 +36,24 @@ class HostsScreen(HomeScreen):
         super().__init__()
         self._sheet = Sheet(id="hosts", classes="scrolls", can_focus=True)
         self._chosen = NOWHERE
+        self._named: list[str] = []  # hosts of hosts.yaml and ~/.ssh/config
 
     def body(self) -> ComposeResult:
         yield self._sheet
 
     def on_mount(self) -> None:
         self._sheet.focus()
+        if not self.is_current:
+            self._look_up()  # made before anybody asks for it: what takes long the first time is done by then
+
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        self._look_up()
+
+    def reread(self) -> None:
+        self._look_up()
+
+    def document(self) -> Mapping[str, object]:
+        return {"never_seen": [] if self.snapshot is None else never_seen(self.snapshot, self._named)}
 
     def ask(self) -> Ask:
         return Ask(wants_list=False, wants_hosts=True)
@@ -50,7 +64,9 @@ class HostsScreen(HomeScreen):
             here = (self._chosen[0], "")
             self._chosen = here if here in places else places[0] if places else NOWHERE
         self._sheet.show(
-            lambda width, _height: hosts_lines(snapshot, width, chosen=self._chosen, ascii_only=self.app.ascii_only)
+            lambda width, _height: hosts_lines(
+                snapshot, width, named=self._named, chosen=self._chosen, ascii_only=self.app.ascii_only
+            )
         )
 
     def chosen(self) -> tuple[RunRow, tuple[int, ...]] | None:
@@ -88,6 +104,20 @@ class HostsScreen(HomeScreen):
         if host and self.app.may_act():
             self.app.notify(f"looking at {host}", timeout=3)
             self.app.do_beside(partial(self._find, host), group="orphans")
+
+    def _look_up(self) -> None:
+        """The names as the files have them now."""
+        if self.app.places is not None:
+            self.app.do_beside(self._read_named, group="named")
+
+    def _read_named(self) -> None:
+        assert self.app.places is not None
+        self.app.call_from_thread(self._take_named, named_hosts(self.app.places))
+
+    def _take_named(self, named: list[str]) -> None:
+        if named != self._named:
+            self._named = named
+            self._sheet.redraw()
 
     def _find(self, host: str) -> None:
         assert self.app.places is not None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from rich.cells import cell_len
 
 from orchestrator.store.rows import GpuSampleRow, HostRow, RunRow, card_of
 from tui.moment import faded, is_of_now, last_seen
 from tui.overview import clock
-from tui.pieces import BLANK, Line, Piece, heading, memory_meaning, meter, wrapped
+from tui.pieces import BLANK, Line, Piece, broken, heading, memory_meaning, meter, wrapped
 from tui.runs_rows import name_pieces
 from tui.snapshot import Snapshot
 from tui.wording import age, fit, gib, percent, short_count, state_letter
@@ -16,6 +19,7 @@ from tui.wording import age, fit, gib, percent, short_count, state_letter
 MARK: Piece = ("▸ ", "accent")
 Place = tuple[str, str]  # what can be acted on: a host, and the id of a run there; empty for the host itself
 NOWHERE: Place = ("", "")
+NAME_WIDTH = 24  # cells of a host's name before a command
 
 
 def places_in_order(snapshot: Snapshot) -> list[Place]:
@@ -33,9 +37,12 @@ def hosts_in_order(snapshot: Snapshot) -> list[HostRow]:
     return sorted(snapshot.hosts, key=lambda host: (host.unreachable_since_s is None, -num_live[host.name], host.name))
 
 
-def hosts_lines(snapshot: Snapshot, width: int, *, chosen: Place = NOWHERE, ascii_only: bool) -> list[Line]:
-    """The line that is chosen begins with MARK."""
-    if not snapshot.hosts:
+def hosts_lines(
+    snapshot: Snapshot, width: int, *, named: Sequence[str] = (), chosen: Place = NOWHERE, ascii_only: bool
+) -> list[Line]:
+    """The line that is chosen begins with MARK. `named`: hosts that settings name; who of them was never seen is told last."""
+    never = never_seen(snapshot, named)
+    if not snapshot.hosts and not never:
         return [
             [("No host has been seen yet. ", "muted"), ("draftyard doctor HOST", "text"), (" looks at one.", "muted")]
         ]
@@ -48,6 +55,22 @@ def hosts_lines(snapshot: Snapshot, width: int, *, chosen: Place = NOWHERE, asci
         told = _host_lines(host, runs, snapshot, width, ascii_only=ascii_only)
         told += _run_lines(host, runs, snapshot, chosen[1] if chosen[0] == host.name else "")
         lines += [*([BLANK] if lines else []), head, *told]
+    return [*lines, *([BLANK] if lines and never else []), *_never_lines(never, width)]
+
+
+def never_seen(snapshot: Snapshot, named: Iterable[str]) -> list[str]:
+    seen = {host.name for host in snapshot.hosts}
+    return [name for name in named if name not in seen]
+
+
+def _never_lines(names: Sequence[str], width: int) -> list[Line]:
+    """With the command that looks: this screen shows what was seen, and asks nobody."""
+    if not names:
+        return []
+    room = min(max(map(cell_len, names)), NAME_WIDTH)
+    lines: list[Line] = [heading("Never seen", width, "looked at by a launch, or by the command")]
+    for name in names:
+        lines += broken([(fit(name, room), "text"), (f"  draftyard doctor {shlex.quote(name)}", "muted")], width)
     return lines
 
 

@@ -211,6 +211,11 @@ def smoke(
     return None if climbed.launched is None else str(climbed.launched.run_id)
 
 
+def named_hosts(places: Places) -> list[str]:
+    """Every host that hosts.yaml and ~/.ssh/config name. Raises UsageError."""
+    return list(actions("order").host_names(places))
+
+
 def orphans(places: Places, host: str) -> list[str]:
     """One line for each process on the host of a run that has ended."""
     found = actions("reaping").reap(places, host, end=False).orphans

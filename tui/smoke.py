@@ -18,7 +18,7 @@ from tui.home import HomeScreen
 from tui.ordering import Wish, smoke, told_again
 from tui.pieces import Piece
 from tui.sheet import Sheet
-from tui.smoke_rows import Row, columns, row_cells, rows_of, rung_lines, rung_names
+from tui.smoke_rows import Row, columns, nothing_lines, row_cells, rows_of, rung_lines, rung_names
 from tui.snapshot import Ask, Snapshot
 from tui.table import Cells, Column, Table
 
@@ -48,7 +48,7 @@ class SmokeScreen(HomeScreen):
         self._shown: tuple[Column, ...] = ()
         self._table = Table(
             columns(self._names, (), with_times=False),
-            empty="No rung has been climbed yet: draftyard smoke RECIPE --host HOST",
+            empty="No rung has been climbed yet.",
             id="matrix",
         )
         self._sheet = Sheet(id="rungs", classes="scrolls", can_focus=True)
@@ -67,7 +67,7 @@ class SmokeScreen(HomeScreen):
         self._rows = rows_of(snapshot.evidence, snapshot.live, snapshot.wanted)
         self._names, self._has_times = rung_names(self._rows) or ladder(), self.size.width >= WIDE
         self._rung = min(self._rung, len(self._names) - 1)
-        self._table.styles.height = min(len(self._rows) + 2, max(4, self.size.height // 2))
+        self._table.styles.height = min(max(1, len(self._rows)) + 2, max(4, self.size.height // 2))
         self._draw()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -78,6 +78,10 @@ class SmokeScreen(HomeScreen):
         climbing = [run for run in self.snapshot.live if run.kind == "smoke"] if self.snapshot else []
         peaks: list[Piece] = [] if self._has_times else [(" peaks in GiB", "muted")]
         return [*peaks, *([(f"  climbing now: {len(climbing)}", "live")] if climbing else [])]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Where nobody has climbed there is nothing to choose or to climb again."""
+        return super().check_action(action, parameters) and not (action in ("choose", "climb") and not self._rows)
 
     def action_choose(self, by: int) -> None:
         self._rung = max(0, min(len(self._names) - 1, self._rung + by))
@@ -134,5 +138,7 @@ class SmokeScreen(HomeScreen):
             self._table.set_columns(shown)
         plan = snapshot.plans.get(row.key, {}) if row else {}
         self._sheet.show(
-            lambda width, _height: [] if row is None else rung_lines(row, names, rung, plan, snapshot.at_s, width)
+            lambda width, _height: (
+                nothing_lines(width) if row is None else rung_lines(row, names, rung, plan, snapshot.at_s, width)
+            )
         )

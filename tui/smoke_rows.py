@@ -120,6 +120,22 @@ def _cell(row: Row, name: str, *, with_times: bool) -> list[Piece]:
     return [("✓ ", "good"), (told, "text"), *timed]
 
 
+def nothing_lines(width: int) -> list[Line]:
+    """Where nobody has climbed yet: what a rung is, and how the first is climbed."""
+    what = f"A rung tries a part of the training on its host and measures memory and time: {', '.join(ladder())}."
+    return [
+        *wrapped(f"{what} A launch wants those passed that its recipe names.", width, "muted"),
+        BLANK,
+        [
+            ("4", "key"),
+            ("  choose a branch and a host; ", "text"),
+            ("m", "key"),
+            (" there climbs its rungs", "text"),
+        ],
+        [("or", "muted"), (" type ", "text"), ("draftyard smoke RECIPE --host HOST", "strong")],
+    ]
+
+
 def rung_lines(
     row: Row, names: Sequence[str], chosen: str, plan: Mapping[str, Any], now_s: float, width: int
 ) -> list[Line]:

@@ -76,6 +76,24 @@ def test_the_plan_stands_beside_what_the_whole_step_measured() -> None:
     assert "+10%" in next(line for line in text.splitlines() if line.startswith("  backward"))
 
 
+@pytest.mark.slow
+async def test_an_empty_matrix_says_what_to_press_and_what_to_type(tmp_path: Path, open_app: Open) -> None:
+    """The first of its keys leads to where the other works; those that could do nothing are not offered."""
+    yard = Yard(tmp_path / "runs.db")
+    yard.store.close()
+    places = find_places(tmp_path, {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}, db=yard.path)
+    app = open_app(yard.path, places=places)
+    async with opened(app, "3", size=(60, 24)) as pilot:
+        text = await shown(
+            app, pilot, "No rung has been climbed yet.", "choose a branch and a host; m there climbs its rungs"
+        )
+        await press(app, pilot, "m", "R", "right", "4")
+        await shown(app, pilot, "smoke missing")
+
+    assert all(word in text for word in (*ladder(), "draftyard smoke RECIPE --host HOST"))
+    assert "run missing" not in text
+
+
 @pytest.mark.parametrize("factor", [1.0, 0.4, 1.7])
 def test_headings_end_where_their_columns_end(factor: float) -> None:
     sizes = {f"{stage['name']}_allocated_bytes": int(stage["allocated_bytes"] * factor) for stage in PLAN["stages"]}  # type: ignore[index,attr-defined]
