@@ -1,4 +1,4 @@
-"""Marked runs over each other: curves by metric, final and best values, what they were told differently."""
+"""Marked runs over each other: curves by metric, newest and best values, what they were told differently."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from orchestrator.actions.history import in_reading_order, spec_differences
-from orchestrator.store.rows import SeriesRow
+from orchestrator.store.rows import NUM_REPORTS, SeriesRow
 from orchestrator.units import counted, unit_of
 from tui.chart import Look, Series, chart_lines
-from tui.detail import FIRST_METRICS, MOST_OVERLAID, RunDetail, overlaid, told_in
+from tui.detail import FIRST_METRICS, MOST_OVERLAID, RunDetail, overlaid, told_in, told_now
 from tui.facts import fact_text
 from tui.frame import YardScreen
 from tui.overview import CHART_SMOOTHING
@@ -96,7 +96,7 @@ def compare_lines(details: Sequence[RunDetail], width: int, look: Look) -> list[
     lines += _worth(details, width)
     lines += [
         BLANK,
-        heading("Measured", width, "final, best in brackets"),
+        heading("Measured", width, f"mean of the last {NUM_REPORTS}, best in brackets"),
         _names(details, width),
         *_measured(details, width),
     ]
@@ -168,7 +168,7 @@ def _measured(details: Sequence[RunDetail], width: int) -> list[Line]:
     for name in names:
         rows = [next((row for row in detail.series if row.name == name), None) for detail in details]
         unit = _unit(details, name)
-        cells = ["–" if row is None else _final_and_best(row, unit) for row in rows]
+        cells = ["–" if row is None else _now_and_best(row, unit) for row in rows]
         lines.append(_row(name, cells, width))
     return lines
 
@@ -178,13 +178,13 @@ def _unit(details: Sequence[RunDetail], name: str) -> str:
     return unit_of(name, is_ours=all(detail.is_ours for detail in details))
 
 
-def _final_and_best(row: SeriesRow, unit: str) -> str:
-    """A learning rate or a norm has no best."""
+def _now_and_best(row: SeriesRow, unit: str) -> str:
+    """The metric's one number, as in a list; a learning rate or a norm has no best."""
     name = row.name
-    final = value(row.last_value, unit=unit)
+    now = value(told_now(row), unit=unit)
     is_known = name.startswith((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))
     best = row.min_value if name.startswith(LOWER_IS_BETTER) else row.max_value
-    return f"{final} ({value(best, unit=unit)})" if is_known and best is not None and math.isfinite(best) else final
+    return f"{now} ({value(best, unit=unit)})" if is_known and best is not None and math.isfinite(best) else now
 
 
 def _names(details: Sequence[RunDetail], width: int) -> Line:

@@ -104,6 +104,20 @@ def test_compare_draws_every_metric_that_two_runs_report(tmp_path: Path) -> None
     assert "8 metrics more" in text
 
 
+def test_a_comparison_tells_the_one_number_of_each_metric_as_a_list_does(filled_yard: Path) -> None:
+    """It told the last value, which is noise; the newest mean is what the list, the overview and the curves say."""
+    details = [detail_of(filled_yard, run_id) for run_id in (LIVE, RESUMED)]
+
+    text = text_of(compare_lines(details, 150, Look()))
+    table = text[text.index("Measured ") :]
+
+    assert "mean of the last 100, best in brackets" in table.splitlines()[0]
+    for name in ("loss", "grad_norm", "lr"):
+        row = next(line for line in table.splitlines() if line.startswith(name))
+        told = [value(detail.means[name]) for detail in details]
+        assert [word for word in row.split()[1:] if word[0] != "(" and word != "nats"] == told, row
+
+
 @pytest.mark.slow
 async def test_the_curves_say_that_their_numbers_are_means(open_app: Callable[..., Draftyard]) -> None:
     app = open_app()
@@ -137,7 +151,7 @@ def test_compare_has_the_best_of_all_attempts(tmp_path: Path) -> None:
 
     text = text_of(compare_lines([detail_of(yard.path, ONE)], 100, Look()))
 
-    assert re.search(r"^loss +0.75 \(0.25\)", text, re.MULTILINE), text
+    assert re.search(r"^loss +0.375 \(0.25\)", text, re.MULTILINE), text
 
 
 LONG = "torch.OutOfMemoryError: " + " ".join(f"word{number}" for number in range(60)) + " the.end"
