@@ -142,7 +142,8 @@ def smoke(
         wanted = tuple(item.rung for item in found.verdict.unmet)
     if not wanted:
         return Climbed(None, (), found.fingerprint)
-    task = Task(Kind.SMOKE, alike(_ladder_command(settled.spec, wanted, cap_bytes)), cap_bytes=cap_bytes)
+    command = alike(_ladder_command(settled.spec, wanted, cap_bytes))
+    task = Task(Kind.SMOKE, command, cap_bytes=cap_bytes, rungs=tuple(wanted))
     return Climbed(send(places, settled, task, tell=tell), wanted, found.fingerprint)
 
 

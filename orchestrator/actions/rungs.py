@@ -6,7 +6,7 @@ Values are named as the rungs report them: seconds of what was timed, `<stage>_a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.lazy import lazy
@@ -25,6 +25,15 @@ _PEAKS = ("_reserved_bytes", "_allocated_bytes", "peak_bytes")  # endings; the f
 def ladder() -> tuple[str, ...]:
     """The rungs of the bundled trainer, in the order in which they are climbed."""
     return spec.BUNDLED_RUNGS
+
+
+def planned_rung(climbed: Collection[str]) -> str | None:
+    """The one whose plan a smoke run is measured against: the largest that it climbs. None where none has the recipe's
+    own drafter: `checkpoint` has a small one, `ranks` the smallest roles, a script what it likes.
+    """
+    if spec.REAL_RUNG in climbed or "fwd_bwd" in climbed:  # real rows take a training's own step
+        return "fwd_bwd"
+    return next((name for name in ("multi_doc", "fwd", "leak") if name in climbed), None)
 
 
 def required_names(told: Mapping[str, Any]) -> tuple[str, ...]:

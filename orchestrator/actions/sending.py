@@ -33,6 +33,7 @@ from orchestrator.actions.order import Settled, new_id, repair_of_node
 from orchestrator.actions.parts import HostPart, start_parts
 from orchestrator.actions.places import Places
 from orchestrator.actions.plans import plan_body
+from orchestrator.actions.rungs import planned_rung
 from orchestrator.actions.site import Site, ship_told
 from orchestrator.actions.spread import Node
 from orchestrator.actions.telling import Tell, silent
@@ -67,6 +68,7 @@ class Task:
     before: Callable[[Site, str], None] | None = None  # (site, run folder), just before the start
     parent: RunRow | None = None
     cap_bytes: int | None = None  # the GPU memory that a smoke run pretends to have
+    rungs: tuple[str, ...] = ()  # that a smoke run climbs
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
             _describe(store, run, lot, mark, gpus)
         store.host_seen(lot.name, address=lot.settled.host.address, facts=lot.site.facts)
         cards.append(card_of(lot.site.facts, gpus))
-    _keep_plan(store, run, lots[0].settled.spec, cards)
+    _keep_plan(store, run, lots[0].settled.spec, cards, task.rungs)
     store.place_nodes(run.id, [lot.site.place.work_dir for lot in lots])
     shipped = [ship_told(lot.site, lot.settled.tree, tell) for lot in lots]
     if task.before is not None:
@@ -264,12 +266,13 @@ def _typed(settled: Settled) -> dict[str, Any]:
     return typed
 
 
-def _keep_plan(store: Store, run: RunRow, spec: Spec, cards: Sequence[Card]) -> None:
-    """The plan for the smallest card of all hosts: what does not fit there ends the job everywhere."""
-    if isinstance(spec, DFlashSpec):
+def _keep_plan(store: Store, run: RunRow, spec: Spec, cards: Sequence[Card], rungs: Sequence[str]) -> None:
+    """The plan for the smallest card of all hosts: what does not fit there ends the job everywhere. None of a smoke run
+    whose rungs have nothing of the recipe's own drafter."""
+    rung = planned_rung(rungs) if run.kind == Kind.SMOKE else None
+    if isinstance(spec, DFlashSpec) and (rung is not None or run.kind != Kind.SMOKE):
         capacity_bytes = min((card.capacity_bytes for card in cards if card.capacity_bytes is not None), default=None)
         are_hopper = all(card.is_hopper for card in cards)
-        rung = "fwd_bwd" if run.kind == Kind.SMOKE else None
         predicted = plan(spec, capacity_bytes=capacity_bytes, device=cards[0].device, rung=rung, is_hopper=are_hopper)
         store.keep_document(run.id, Document.PLAN, json.dumps(plan_body(predicted)))
 

@@ -11,6 +11,7 @@ from orchestrator.actions.history import open_reader as reader_of
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import plan_body
 from orchestrator.actions.recipes import resolve
+from orchestrator.actions.rungs import planned_rung
 from orchestrator.actions.shortfall import GROW
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
@@ -234,3 +235,40 @@ def test_a_stage_that_kept_its_plan_is_not_called_exceeded(yard: Yard, places: P
     ran_out(places, allocated_bytes=1024)
 
     assert yard.json("show", RAN_OUT)["fits"]["exceeded"] is None
+
+
+@pytest.mark.parametrize(
+    ("climbed", "planned"),
+    [
+        (("fwd", "fwd_bwd", "multi_doc", "leak", "checkpoint"), "fwd_bwd"),
+        (("checkpoint", "multi_doc", "fwd"), "multi_doc"),
+        (("leak", "fwd", "own.py"), "fwd"),
+        (("leak",), "leak"),
+        (("real",), "fwd_bwd"),
+        (("checkpoint",), None),
+        (("ranks", "own.py"), None),
+    ],
+)
+def test_a_smoke_run_is_planned_as_the_largest_rung_that_it_climbs(
+    climbed: tuple[str, ...], planned: str | None
+) -> None:
+    """The rung `checkpoint` has a small drafter of its own, so its peaks say nothing of the recipe's."""
+    assert planned_rung(climbed) == planned
+
+
+@pytest.mark.slow
+def test_a_forward_alone_is_measured_against_the_plan_of_a_forward_alone(yard: Yard, places: Places) -> None:
+    assert yard.run("smoke", "small", "-b", "wide", "fwd") == 0, yard.err
+
+    run = yard.json("ls", "--kind", "smoke")["runs"][0]
+    spec = resolve(places, "small", branch="wide")[1].spec
+    assert isinstance(spec, DFlashSpec)
+    made = plan(spec, device="cpu", rung="fwd")
+    kept = yard.json("show", run["id"])["plan"]["stages"]
+    assert {stage["name"]: stage["allocated_bytes"] for stage in kept} == {
+        stage.name: stage.allocated_bytes for stage in made.stages
+    }
+    assert (
+        made.stage("forward").allocated_bytes
+        < plan(spec, device="cpu", rung="fwd_bwd").stage("forward").allocated_bytes
+    )
