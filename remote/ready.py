@@ -35,9 +35,27 @@ def _target(work_dir: Path, source: str) -> tuple[str | None, bool]:
     if path.suffix == ".gguf":
         fault = None if path.is_file() else f"{path} is no file there"
         return fault, any(_is_whole(folder, path.name) for folder in (work_dir / "cache" / "targets").glob("*"))
-    if not (path / "config.json").is_file():
-        fault = f"{path} is no Hugging Face folder there (it would hold a config.json)"
-    return fault, True
+    return fault or _folder_fault(path), True
+
+
+def _folder_fault(folder: Path) -> str | None:
+    """What keeps the trainer from taking it for a target, by its names alone. Raises OSError."""
+    if not (folder / "config.json").is_file():
+        return f"{folder} is no Hugging Face folder there (it would hold a config.json)"
+    if not any(path.suffix == ".safetensors" for path in folder.iterdir()):
+        told = f"{folder} holds no .safetensors file there, and weights are read from nothing else"
+        return f"{told}; save_pretrained of transformers writes them"
+    lacking = [name for name in _parts(folder) if not (folder / name).is_file()]
+    return f"{folder} lacks {len(lacking)} files of its weights there, {lacking[0]} first" if lacking else None
+
+
+def _parts(folder: Path) -> list[str]:
+    """Files that the index of the weights names; none where there is no index, or it says something else."""
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        return sorted({name for name in index["weight_map"].values() if isinstance(name, str)})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
 
 
 def _is_file(path: str) -> bool:

@@ -156,10 +156,9 @@ def repair_of(missing: Sequence[Lack], *, python: str) -> str:
 def needed_packages(spec: Spec | None) -> tuple[str, ...]:
     """Distributions the bundled trainer imports for this spec; one inside which the target lies is among them."""
     source = spec.target.source if isinstance(spec, DFlashSpec) else ""
-    if not source.startswith("package:"):
-        return TRAINER_PACKAGES
-    extra = GGUF_PACKAGES if source.endswith(".gguf") else ()
-    return (*TRAINER_PACKAGES, *extra, source.removeprefix("package:").partition("/")[0])
+    for_gguf = GGUF_PACKAGES if source.endswith(".gguf") else ()
+    holder = (source.removeprefix("package:").partition("/")[0],) if source.startswith("package:") else ()
+    return (*TRAINER_PACKAGES, *for_gguf, *holder)
 
 
 def choose_gpus(

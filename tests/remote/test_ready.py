@@ -90,16 +90,43 @@ def test_a_packages_file_is_found_where_the_trainer_finds_it() -> None:
         assert str(fault).removesuffix(" there") in str(raised.value)
 
 
-def test_a_folder_is_a_target_where_it_has_a_config(tmp_path: Path) -> None:
+def test_a_folder_is_a_target_where_it_has_a_config_and_weights_that_the_trainer_reads(tmp_path: Path) -> None:
     assert found(tmp_path, str(tmp_path), [])["target"] == (
         f"{tmp_path} is no Hugging Face folder there (it would hold a config.json)"
     )
     (tmp_path / "config.json").touch()
+    (tmp_path / "pytorch_model.bin").touch()
+    told = found(tmp_path, str(tmp_path), [])["target"]
+    assert told.startswith(f"{tmp_path} holds no .safetensors file there, and weights are read from nothing else")
+    with pytest.raises(UserFault, match="no safetensors there, and weights are read from nothing else"):
+        trainer.target_folder(str(tmp_path), cache=tmp_path)
+
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
     assert found(tmp_path, str(tmp_path), []) == {"target": None, "is_converted": True, "missing": []}
+    assert trainer.target_folder(str(tmp_path), cache=tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("text", [None, "", "[1]", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', "[" * 100_000])
+def test_a_part_of_the_weights_that_has_not_come_along_is_named(tmp_path: Path, text: str | None) -> None:
+    """A copy that was cut short, or still goes on; what an index cannot say is seen when the weights are loaded."""
+    (tmp_path / "config.json").touch()
+    (tmp_path / "model-00001-of-00003.safetensors").touch()
+    index = tmp_path / "model.safetensors.index.json"
+    if text is not None:
+        index.write_text(text)
+        assert found(tmp_path, str(tmp_path), [])["target"] is None
+        return
+    parts = {str(number): f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)}
+    index.write_text(json.dumps({"weight_map": parts}))
+
+    told = found(tmp_path, str(tmp_path), [])["target"]
+
+    assert told == f"{tmp_path} lacks 2 files of its weights there, model-00002-of-00003.safetensors first"
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").touch()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
 
     answer = found(tmp_path, str(tmp_path), [str(tmp_path / "config.json"), "/nowhere/answers.jsonl"])
 
