@@ -14,7 +14,7 @@ from orchestrator.actions.history import MEMORY_REASONS, RunPage, open_reader
 from orchestrator.actions.places import Places
 from orchestrator.actions.plans import MOST_OFFERED, would_fit
 from orchestrator.actions.recipes import resolve
-from orchestrator.actions.shortfall import GROW_NAME, setting_of
+from orchestrator.actions.shortfall import GROW_NAME, remedy_of_pieces, setting_of
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.store.rows import Kind, Reason, RunRow
 
@@ -83,6 +83,9 @@ def _offered(places: Places, page: RunPage) -> list[_Offer]:
 
     UsageError where nothing can be planned; for a script with what its page suggests in words."""
     if page.spec.get("entry") != "dflash":
+        pieces = remedy_of_pieces(page.failures[0].facts) if page.failures else ""
+        if env := setting_of(pieces, page.launch):
+            return [_Offer(GROW_NAME, (), env)]
         remedies = page.failures[0].facts.get("remedies") if page.failures else None
         said = [str(item["text"]) for item in remedies or () if isinstance(item, dict) and "text" in item]
         told = "".join(

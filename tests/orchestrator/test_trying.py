@@ -13,6 +13,8 @@ from orchestrator.actions.plans import plan_body
 from orchestrator.actions.recipes import resolve
 from orchestrator.actions.rungs import planned_rung
 from orchestrator.actions.shortfall import GROW
+from orchestrator.actions.trying import trial
+from orchestrator.errors import UsageError
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
 from remote.allocator import DEFAULT, NAMES
@@ -216,6 +218,30 @@ def test_a_script_of_ones_own_is_told_that_it_has_no_plan(yard: Yard) -> None:
     assert yard.run("smoke", "tiny", "-b", "oom", "--try", "1") == 2
 
     assert "a script of its own has no plan" in yard.err
+
+
+def test_a_script_of_ones_own_has_the_allocators_setting_where_memory_lay_in_pieces(yard: Yard, places: Places) -> None:
+    spec = resolve(places, "tiny", branch="oom")[1].spec
+    facts = {
+        "cause": "fragmentation",
+        "remedies": [{"word": GROW, "text": "set it"}, {"word": "even_sizes", "text": "pad"}],
+    }
+    failure = FailureRow(
+        run_id=RAN_OUT, attempt=1, kind="gpu_oom", message="CUDA out of memory", hint="", source="rank0",
+        stage=None, step=None, traceback="", facts=facts, at_s=1.0, is_first_cause=True,
+    )  # fmt: skip
+    with Store(places.db) as store:
+        documents = {Document.SPEC: dump(spec), Document.LAUNCH: json.dumps({"env": []})}
+        store.create_run(new_run(RAN_OUT, recipe="tiny", branch="oom", documents=documents))
+        store.new_attempt(RAN_OUT)
+        store.replace_failures(RAN_OUT, 1, [failure])
+        store.set_state(RAN_OUT, State.FAILED, reason="gpu_oom", evidence="exit file: code 1")
+
+    found = trial(places, "tiny", branch="oom", number=1)
+
+    assert (found.name, found.env, found.overrides) == ("segments that grow", {NAMES[1]: DEFAULT}, ())
+    with pytest.raises(UsageError, match=r"offers 1 segments that grow$"):
+        trial(places, "tiny", branch="oom", number=2)
 
 
 def test_the_page_names_the_stage_of_the_plan_that_was_exceeded_and_its_largest_line(
