@@ -22,8 +22,9 @@ ELSEWHERE = (
 # A wrapper of the same job says which part of it failed, or what it did, then the whole text:
 # `worker 3 failed: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...`
 _WRAPPED = re.compile(
-    rf"\A(?P<before>[^'\"`\n]{{1,160}}?(?:: |\] ))(?:{_CLASS}: ?)*"
-    r"(?P<own>(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate [^\n]*GPU \d(?s:.*))"
+    rf"\A(?P<before>[^'\"`\n]{{1,160}}?(?:: |\] ))(?:(?P<kind>{_CLASS}): ?)*"
+    r"(?P<own>(?:CUDA|HIP|XPU|NPU) (?:out of memory\. Tried to allocate [^\n]*GPU \d|(?P<short>out of memory\.|error: out of memory\s*$))(?s:.*))",
+    re.MULTILINE,
 )
 _FAILED = re.compile(
     r"(?i)\b(fail(s|ed|ure)|raised|error|exception|crashed|died|aborted"
@@ -46,12 +47,15 @@ _RAISED = re.compile(
 )
 
 
-def own_words(kind: str, message: str) -> str:
-    """The message without what a wrapper of the same job put before an allocator's whole text."""
+def own_words(kind: str, message: str) -> tuple[str, str]:
+    """Class and message without what a wrapper of the same job put before an allocator's whole text, or before a class and
+    what the driver or a cut text says."""
     found = None if _NO_WRAPPER.search(kind) else _WRAPPED.match(message)
-    if found is None or _QUOTES.search(found["before"]) or not _FAILED.search(found["before"]):
-        return message
-    return found["own"]
+    if found is None or (found["short"] and not found["kind"]):
+        return kind, message
+    if _QUOTES.search(found["before"]) or not _FAILED.search(found["before"]):
+        return kind, message
+    return found["kind"] or kind, found["own"]
 
 
 def carries(kind: str, message: str) -> bool:

@@ -377,7 +377,7 @@ def meaning(kind: str, message: str) -> Meaning:
     for handed_on in carried(kind, message):
         if (found := meaning(*handed_on)).kind != EXCEPTION:
             return found
-    text = own_words(kind, message)
+    kind, text = own_words(kind, message)
     for class_pattern, message_pattern, mean in _RULES:
         if class_pattern.search(kind) and message_pattern.search(text):
             return mean(text)

@@ -51,6 +51,13 @@ WRAPPERS = [
     handed_on("where it was raised", "RuntimeError", f"Exception in worker 3: {OOM}"),
     handed_on("a step on a rank", "trainer.StepFailed", f"step 41 failed on rank 3: {OOM}"),
     handed_on("a rank in brackets", "RuntimeError", f"[rank 3] step 41: {OOM}"),
+    handed_on("a text that its wrapper cut", "RuntimeError", f"Error in rank 2: {OOM[:78]}", mib(970)),
+    real(
+        "a pool's worker, of the driver",
+        "RuntimeError",
+        "worker 3 failed: torch.AcceleratorError: CUDA error: out of memory\nCompile with",
+    ),
+    real("a step, of the driver", "trainer.StepFailed", f"step 41 failed: {DRIVER}"),
     handed_on(
         "Ray, an actor that could not begin",
         "ray.exceptions.ActorDiedError",
@@ -135,6 +142,8 @@ WRAPPERS = [
 WRAPPED_QUOTATIONS = [
     quoting("yesterday's worker", "RuntimeError", f"refusing to start: yesterday worker 3 failed: {OOM}"),
     quoting("the attempt before", "RuntimeError", f"the last attempt failed: {OOM}"),
+    quoting("the last run's worker, of the driver", "RuntimeError", f"worker 3 of the last run failed: {DRIVER}"),
+    quoting("another job, cut", "RuntimeError", "job 7 failed: torch.OutOfMemoryError: CUDA out of memory."),
     quoting("another job", "ValueError", f"max_anchors 4096: job 8812 failed: {OOM}"),
     quoting("a log that was read", "RuntimeError", f"found in log of attempt 1: worker 3 failed: {OOM}"),
     quoting("a server's worker", "RuntimeError", f"server replied: worker 3 failed: {OOM}"),
