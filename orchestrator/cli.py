@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from orchestrator.interrupts import die_of, heard_as_interrupts
 from orchestrator.lazy import loaded
 from orchestrator.nearest import nearest
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
-from orchestrator.verbs.plain import json_text, shown, with_names_in_line
+from orchestrator.verbs.plain import json_text, shown, with_long_words_cut, with_names_in_line
 from orchestrator.verbs.program import speller
 
 # verb -> (module of orchestrator.verbs, line in --help), in the order and the groups of the help page.
@@ -133,11 +134,12 @@ def draftyard(db: str | None) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point: runs the command line and exits with its code."""
     _fill_closed_streams()
+    _find_home()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # LANG=C must not turn a × into a crash
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with heard_as_interrupts() as came:
+    with heard_as_interrupts() as came, _quiet_in_a_prompt():
         code = _run(arguments)
     if came:
         die_of(came[0])
@@ -149,6 +151,20 @@ def _fill_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (lives as long as we do)
+
+
+def _find_home() -> None:
+    """Where there is none in the environment, what is started here finds it too; an empty one would stand for /."""
+    if not os.environ.get("HOME"):
+        os.environ.pop("HOME", None)
+        with contextlib.suppress(RuntimeError):  # a user whom this machine does not know
+            os.environ["HOME"] = str(Path.home())
+
+
+def _quiet_in_a_prompt() -> contextlib.AbstractContextManager[object]:
+    """What a completion prints stands in the line that a person is typing."""
+    is_asked = os.environ.get("_DRAFTYARD_COMPLETE", "").endswith("_complete")
+    return contextlib.redirect_stderr(io.StringIO()) if is_asked else contextlib.nullcontext()
 
 
 def _run(arguments: list[str]) -> int:
@@ -246,6 +262,7 @@ def _fail(message: str, arguments: Sequence[str], *, code: int, facts: Mapping[s
         body = {"schema_version": SCHEMA_VERSION, "error": {"message": message, "exit_code": code, **facts}}
         click.echo(json_text(body, indent=2))
     else:
+        message = with_long_words_cut(message, arguments)
         spelled = speller(name for verbs in GROUPS.values() for name in verbs)(message)
         with contextlib.suppress(OSError):  # the exit code still tells
             click.echo(shown(f"{'not finished' if code == NotFinished.exit_code else 'error'}: {spelled}"), err=True)

@@ -302,6 +302,11 @@ def can_name_gpu(word: str) -> bool:
     return word.isdecimal() or len(word) > LEAST_OF_UUID
 
 
+def no_name_of_a_gpu(word: str) -> str:
+    """What to say where it may not."""
+    return f"{word!r} is neither an index, as 5, nor the beginning of a UUID, as GPU-4f1c88de"
+
+
 def _named(gpus: Sequence[Mapping[str, Any]], word: str, host: str) -> Mapping[str, Any]:
     for gpu in gpus:
         if word == str(gpu["index"]) or (gpu.get("uuid") and str(gpu["uuid"]).startswith(word) and can_name_gpu(word)):

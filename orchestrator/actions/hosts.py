@@ -139,7 +139,7 @@ def examine_here(places: Places) -> list[Finding]:
         with open_reader(places) as reader:
             found.append(Finding("database", True, f"{places.db}, {counted(len(reader.hosts()), 'host')} seen"))
     except DraftyardError as error:
-        found.append(Finding("database", False, str(error), f"mv {places.db} {places.db}.broken"))
+        found.append(Finding("database", False, *_halves(error)))
     return found
 
 

@@ -148,7 +148,12 @@ def smoke(
 
 
 def smoke_script(places: Places, order: Order, content: bytes, *, name: str, tell: Tell = silent) -> Launched:
-    """Runs one script of the user's own beside the shipped tree; its time, peak and whole traceback are kept."""
+    """Runs one script of the user's own beside the shipped tree; its time, peak and whole traceback are kept.
+
+    Raises UsageError for an empty one: it would pass.
+    """
+    if not content.strip():
+        raise UsageError(f"{name} is empty; a script was expected: did what should have written it fail?")
     settled = _settled(places, order, tell)
 
     def before(site: Site, folder: str) -> None:

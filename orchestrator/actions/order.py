@@ -19,6 +19,7 @@ from orchestrator.actions import recipes
 from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.git_facts import GitFacts, git_facts
 from orchestrator.actions.history import open_reader
+from orchestrator.actions.host_facts import can_name_gpu, no_name_of_a_gpu
 from orchestrator.actions.places import Places
 from orchestrator.actions.spread import ALONE, Node, gpus_each, refuse_uneven
 from orchestrator.errors import DraftyardError, UsageError
@@ -95,6 +96,8 @@ def settle(places: Places, order: Order) -> Settled:
         except DraftyardError as error:
             raise UsageError(f"--id {error}") from error
     check_tags(order.tags)
+    if wrong := [name for name in order.gpus if not can_name_gpu(name)]:
+        raise UsageError(f"--gpus: {no_name_of_a_gpu(wrong[0])}")
     recipe, resolved = recipes.resolve(places, order.recipe, branch=order.branch, overrides=order.overrides)
     host = find_host(places, order.host)
     spec = resolved.spec

@@ -118,7 +118,12 @@ def _database(named: str) -> Path:
         raise UsageError(f"{named} is {seen}; a database file was expected: --db or DRAFTYARD_DB names another")
     real = Path(os.path.realpath(named))
     left, logs = Path(named).absolute().parent / "logs", real.parent / "logs"
-    if not logs.exists() and any(left.glob("*/*/std*.log")):
+    try:
+        are_left = not logs.exists() and any(left.glob("*/*/std*.log"))
+    except OSError as error:  # of a name that no file can have, say
+        told = f"{named} cannot be used ({error.strerror}): --db or DRAFTYARD_DB names another"
+        raise UsageError(told) from error
+    if are_left:
         raise UsageError(
             f"{named} is a link to {real}, and logs lie beside the link; they belong beside the database: "
             f"once no follower is at work, mv {shlex.quote(str(left))} {shlex.quote(str(logs))}"

@@ -16,6 +16,7 @@ It contacts no host and looks at no data file.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -162,13 +163,23 @@ def find_recipe(word: str, cwd: Path | None = None) -> Path:
     folder = (cwd or Path()) / "recipes"
     if word.endswith((".yaml", ".yml")) or "/" in word:
         path = (cwd or Path()) / word
-        if path.exists():
+        if _is_there(path):
             return path
         raise RecipeError([f"{word}: there is no such file; expected a recipe's path or name"])
     for candidate in (folder / f"{word}.yaml", BUNDLED / f"{word}.yaml"):
-        if candidate.exists():
+        if _is_there(candidate):
             return candidate
     raise RecipeError([unknown("recipe", word, known_recipes(cwd))])
+
+
+def _is_there(path: Path) -> bool:
+    """What no file can be called is not there. Raises OSError for what cannot be looked at."""
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 def known_recipes(cwd: Path | None = None) -> list[str]:

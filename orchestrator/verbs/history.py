@@ -275,7 +275,9 @@ def _say_if_unfollowed(terminal: Terminal, runs: Sequence[RunRow]) -> None:
 def _none_yet(terminal: Terminal, kind: str | None) -> str:
     """What to do about an empty list: look at the other kinds, where there are some."""
     if not terminal.places.db.exists():
-        return f"no runs yet: {terminal.places.db} is not there; the first `draftyard smoke RECIPE` makes it"
+        return (
+            f"no runs yet: {inert(str(terminal.places.db))} is not there; the first `draftyard smoke RECIPE` makes it"
+        )
     num_others = 0 if kind is None else history.count_others(terminal.places, kind)
     if not num_others:
         return "no runs yet; `draftyard smoke RECIPE` is a beginning (smollm2 is bundled)"

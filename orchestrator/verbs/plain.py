@@ -12,6 +12,9 @@ from typing import Any
 
 from orchestrator.actions.log_text import inert
 
+LONGEST_WORD = 200  # characters of one that an error repeats whole
+SHOWN_OF_WORD = 60
+
 _OURS = re.compile(r"(\x1b\[(?:0|1|2|3[0-7]|9[0-7])m|\n)")
 _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HALVES = re.compile("[\ud800-\udfff]")  # bytes of a file name that were not UTF-8
@@ -33,6 +36,14 @@ def with_names_in_line(message: str, words: Iterable[str]) -> str:
     parts = {part for word in words for part in re.split("[=:/]", word) if _BREAKS.search(part) and not part.isspace()}
     for part in sorted(parts, key=len, reverse=True):
         message = message.replace(part, _BREAKS.sub(lambda match: repr(match.group())[1:-1], part))
+    return message
+
+
+def with_long_words_cut(message: str, words: Iterable[str]) -> str:
+    """The same with each of these words, or part of one, that would fill a screen told by its beginning and its length."""
+    parts = {part for word in words for part in (word, *re.split("[=:/]", word)) if len(part) > LONGEST_WORD}
+    for part in sorted(parts, key=len, reverse=True):
+        message = message.replace(part, f"{part[:SHOWN_OF_WORD]}... ({len(part):,} characters)")
     return message
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -457,6 +458,133 @@ def test_a_card_without_memory_is_refused(project: Path, capsys: pytest.CaptureF
     assert _run(*words) == 2
 
     assert "nothing fits" in _error(capsys.readouterr().err)
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize("verb", [verb for verb, words in VERBS.items() if words])
+def test_a_word_of_thousands_of_letters_fills_no_screen(
+    project: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    words = VERBS[verb]
+    for chosen in (
+        [LONG, *words[1:]],
+        [f"./{LONG}.yaml", *words[1:]],
+        [LONG if word == "nosuch" else word for word in words],
+        [*words, "--db", f"{LONG}/x.db"],
+        [*words, f"--{LONG}"],
+    ):
+        code = _run(*verb.split(), *chosen)
+
+        told = capsys.readouterr().err
+        assert code in CODES
+        assert code == 0 or len(told) < 1000, told[:2000]
+
+
+def test_a_recipe_of_a_name_too_long_for_a_file_is_an_unknown_one(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb, word, told in (
+        ("launch", LONG, f"no recipe '{'x' * 60}... (5,000 characters)'; known: "),
+        ("plan", f"{LONG}.yaml", "there is no such file"),
+    ):
+        assert _run(verb, word) == 2
+        assert told in _error(capsys.readouterr().err)
+    assert _run("launch", LONG, "--json") == 2
+    assert LONG in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_database_whose_name_no_file_can_have_says_what_names_another(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run("ls", "--db", f"{LONG}/x.db") == 2
+
+    assert "cannot be used (File name too long): --db or DRAFTYARD_DB names another" in _error(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("names", ["-1", "0-3", "0,1-2", "all", "GPU-1", "5x"])
+def test_what_can_name_no_gpu_is_refused_before_anything_happens(
+    project: Path, capsys: pytest.CaptureFixture[str], names: str
+) -> None:
+    for verb in ("launch", "smoke", "deploy", "prepare"):
+        assert _run(verb, "smollm2", "--gpus", names) == 2
+        assert "is neither an index, as 5, nor the beginning of a UUID, as GPU-4f1c88de" in _error(
+            capsys.readouterr().err
+        )
+    with Reader(project / "runs.db") as reader:
+        assert [run.id for run in reader.runs(kind=None)] == [RUN]
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n"])
+def test_an_empty_script_is_no_test_that_passes(
+    project: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    """What `make_test | draftyard smoke smollm2 --script -` brings where make_test fails."""
+    (project / "test.py").write_bytes(content)
+
+    assert _run("smoke", "smollm2", "--script", "test.py") == 2
+
+    assert "test.py is empty" in _error(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_without_a_home_in_the_environment_it_is_the_users(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], empty: str | None
+) -> None:
+    """A host's work folder lay below /, and an empty HOME stood for / as well."""
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("HOME") if empty is None else monkeypatch.setenv("HOME", empty)
+
+    assert _run("doctor", "local", "--json") in (0, 1)
+
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert findings[0]["told"].endswith(f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/share/draftyard")
+
+
+def test_the_name_of_a_folder_tears_no_line_of_an_empty_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a\nb" / "recipes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a\nb")
+
+    assert _run("ls") == 0
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no runs yet: ")
+
+
+def test_a_doctor_moves_no_database_away_that_may_be_whole(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "in the way").touch()
+
+    _run("doctor", "--db", "in the way/runs.db", "--json")
+
+    here = {item["name"]: item for item in json.loads(capsys.readouterr().out)["here"]}
+    assert not here["database"]["is_good"]
+    assert here["database"]["repair"] == "--db or DRAFTYARD_DB names another file"
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"COMP_WORDS": "draftyard show "}, {"COMP_WORDS": 'draftyard show "', "COMP_CWORD": "x"}]
+)
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_completion_prints_nothing_into_the_prompt(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: dict[str, str],
+    is_broken: bool,
+) -> None:
+    if is_broken:
+        (project / "draftyard.yaml").write_text("[", encoding="utf-8")
+    for name, value in {"_DRAFTYARD_COMPLETE": "bash_complete", **asked}.items():
+        monkeypatch.setenv(name, value)
+
+    _run()
+
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
 
 EVIL = "ev\nil\x1b[2J\x07\u2028x"
