@@ -53,5 +53,5 @@ async def test_looking_round_again_and_again_keeps_no_more_than_the_first_time(
 
 
 def kept() -> Counter[str]:
-    """How many there are of each of KINDS, collected or not."""
+    """How many there are of each of KINDS, collected or not. No thread may be at work: Python breaks a tuple that is being made."""
     return Counter(kind.__name__ for one in gc.get_objects() for kind in KINDS if isinstance(one, kind))
