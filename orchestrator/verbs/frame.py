@@ -37,6 +37,7 @@ class Terminal:
     verbosity: int
     width: int | None  # None: stdout is not a terminal, nothing is cut
     spell: Callable[[str], str] = str  # commands as they are typed in this shell
+    can_draw: bool = True  # what moves the cursor is understood: not in an editor's shell
 
     def document(self, **body: Any) -> None:
         """One JSON document with its schema version."""
@@ -168,6 +169,7 @@ def terminal_of(ctx: click.Context) -> Terminal:
         verbosity=int(given.get("common_verbose") or 0),
         width=_width(environ) if is_tty else None,
         spell=speller(_verbs(ctx)),
+        can_draw=environ.get("TERM") != "dumb",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import click
+
 from orchestrator.actions.history import Listed
 from orchestrator.units import duration
 from orchestrator.verbs.table import Cell, Column, table
@@ -27,7 +29,7 @@ def _lasted(item: Listed) -> str:
 
 COLUMNS: dict[str, tuple[Column, Shown]] = {
     "run": (Column("run"), lambda item: item.run.id),
-    "state": (Column("state"), lambda item: state_cell(item.run)),
+    "state": (Column("state", gives_way=True, least=9, is_last_to=True), lambda item: state_cell(item.run)),
     "recipe": (Column("recipe", gives_way=True), lambda item: item.run.recipe),
     "branch": (Column("branch", gives_way=True), lambda item: item.run.branch),
     "host": (Column("host", gives_way=True, least=5), lambda item: " ".join(item.run.hosts)),
@@ -54,10 +56,14 @@ def metrics_of(names: Sequence[str]) -> list[str]:
 
 
 def lines(listed: Sequence[Listed], names: Sequence[str], *, width: int | None) -> list[str]:
-    """A heading and a line for each run."""
+    """A heading and a line for each run. Where they are too wide, usual columns without any value are left out."""
     chosen = [COLUMNS.get(name) or _metric(name) for name in names]
     rows = [[shown(item) for _, shown in chosen] for item in listed]
-    return table([column for column, _ in chosen], rows, width=width)
+    made = table([column for column, _ in chosen], rows, width=width)
+    if width is None or tuple(names) != USUAL or max(len(click.unstyle(line)) for line in made) <= width:
+        return made
+    kept = [place for place in range(len(names)) if any(row[place] != "-" for row in rows)]
+    return table([chosen[place][0] for place in kept], [[row[place] for place in kept] for row in rows], width=width)
 
 
 def _metric(name: str) -> tuple[Column, Shown]:

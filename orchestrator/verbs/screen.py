@@ -43,9 +43,11 @@ def watch(
     theme: str | None,
 ) -> None:
     """Watch every run, one, or several compared, in the terminal. Leaving the screen leaves the runs going."""
-    if not (once or terminal.wants_json or (sys.stdin.isatty() and sys.stdout.isatty())):
+    is_screen = terminal.can_draw and sys.stdin.isatty() and sys.stdout.isatty()
+    if not (once or terminal.wants_json or is_screen):
         again = " ".join(["draftyard watch", *selectors, *(["--screen", screen] if screen else []), "--once"])
-        raise UsageError(f"the screen needs a terminal for input and output; {again} prints it once, as text")
+        needs = "for input and output" if terminal.can_draw else "that can be drawn on, and TERM is dumb"
+        raise UsageError(f"the screen needs a terminal {needs}; {again} prints it once, as text")
     code = screens.run(
         terminal.places.db, places=terminal.places, runs=selectors, screen=screen, ascii=is_ascii, readonly=readonly,
         once=once, document=terminal.document if terminal.wants_json else None, theme=theme, mouse=not no_mouse,

@@ -26,6 +26,7 @@ class Column:
     is_number: bool = False  # aligned right
     gives_way: bool = False  # cut first when the row is wider than the terminal
     least: int = 6  # columns it keeps when it gives way
+    is_last_to: bool = False  # give way: after all others that do
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _inert(cell: Cell) -> Cell:
 def _narrowed(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
     found = list(widths)
     excess = sum(found) + len(GAP) * (len(found) - 1) - width
-    for index, column in enumerate(columns):
+    for index, column in sorted(enumerate(columns), key=lambda pair: pair[1].is_last_to):
         if excess > 0 and column.gives_way:
             taken = min(excess, max(found[index] - column.least, 0))
             found[index] -= taken

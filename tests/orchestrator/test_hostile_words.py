@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import pwd
@@ -281,6 +282,26 @@ def test_watch_without_a_terminal_says_what_to_do(
     captured = capsys.readouterr()
     assert f"draftyard {' '.join(words)} --once" in _error(captured.err)
     assert captured.out == ""
+
+
+def test_a_terminal_that_cannot_be_drawn_on_gets_no_screen(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An editor's shell is a terminal by every other sign, and showed the escapes as letters."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdin", _Terminal())
+    monkeypatch.setattr("sys.stdout", _Terminal())
+
+    assert _run("watch") == 2
+
+    told = _error(capsys.readouterr().err)
+    assert "needs a terminal that can be drawn on, and TERM is dumb; draftyard watch --once prints it" in told
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("group", ["recipe", "config"])

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.actions.endings import outcome
+from orchestrator.actions.history import Listed
 from orchestrator.actions.host_facts import MissingDependency
 from orchestrator.actions.life import Moment, _moment
 from orchestrator.actions.places import find_places
@@ -25,7 +27,7 @@ from orchestrator.nearest import listed
 from orchestrator.store.rows import Document, ProgressRow, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.units import duration
-from orchestrator.verbs import frame
+from orchestrator.verbs import frame, listing
 from orchestrator.verbs.follow import _tell_events
 from orchestrator.verbs.frame import Terminal
 from orchestrator.verbs.jsonable import jsonable
@@ -77,6 +79,24 @@ def test_a_table_without_a_width_leaves_every_cell_whole() -> None:
     lines = table([Column("one", gives_way=True)], [["x" * 500]], width=None)
 
     assert lines[1] == "x" * 500
+
+
+@pytest.mark.parametrize("accept", [None, 1.71])
+@pytest.mark.parametrize("reason", [None, "unreachable", "missing_dependency"])
+def test_a_list_fits_the_commonest_terminal(tmp_path: Path, reason: str | None, accept: float | None) -> None:
+    """A column in which nothing stands goes before a line breaks, and a long reason is cut at its end."""
+    with Store(tmp_path / "runs.db") as store:
+        started(store, "k7f3mnpq")
+        run = store.reader.run("k7f3mnpq")
+    failed = replace(run, state=State.FAILED, reason=reason, step=9_000, num_steps=10_000)
+    listed = [Listed(each, {"loss": 0.8917}, accept) for each in (failed, run)]
+
+    lines = [click.unstyle(line) for line in listing.lines(listed, listing.USUAL, width=80)]
+
+    assert max(map(len, lines)) <= 80
+    assert "failed" in lines[1]
+    assert accept is None or "1.71" in lines[1]
+    assert "accept" in listing.lines(listed, listing.USUAL, width=None)[0]
 
 
 def test_columns_of_numbers_stand_to_the_right_and_wide_characters_count_two() -> None:
