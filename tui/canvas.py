@@ -106,7 +106,7 @@ def _ascii_cell(dots: int) -> str:
     return "'" if rows[0] else "." if rows[3] else "-"
 
 
-@lru_cache(2048)  # a list draws the same ones again at every piece of news
+@lru_cache(256)  # a list draws the same ones again at every piece of news
 def spark(values: tuple[float | None, ...], *, ascii: bool = False) -> str:
     """Two values a character as a thin line, lowest to highest; blanks where there is none, flat when all are equal."""
     known = [number for number in values if number is not None and is_measurable(number)]

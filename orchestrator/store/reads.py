@@ -319,15 +319,13 @@ class Reader:
         return [_build(HostRow, row, facts=json.loads(row["facts"])) for row in self.database.all(queries.HOSTS)]
 
     def streams(self, run_id: str) -> list[StreamRow]:
-        return [
-            _build(StreamRow, row, run_id=run_id) for row in self.database.all(queries.STREAMS, (self._key(run_id),))
-        ]
+        rows = self.database.all(queries.STREAMS, (self._key(run_id),))
+        return [_build(StreamRow, row, run_id=run_id) for row in rows]
 
     def position(self, run_id: str, attempt: int, writer: str) -> StreamPosition:
         """How far a file of the attempt has been read; all zero for one never read."""
-        key = self._key(run_id)
         with self.database.sqlite() as connection:
-            return read_position(connection, key, attempt, writer)
+            return read_position(connection, self._key(run_id), attempt, writer)
 
     def cursor(self, name: str) -> int | None:
         rows = self.database.all("SELECT event_id FROM cursors WHERE name = ?", (name,))
@@ -364,12 +362,18 @@ def _build(kind: type[Row], row: sqlite3.Row, **changes: Any) -> Row:
     return kind(**{**dict(row), **changes})
 
 
-@lru_cache(4096)  # a screen reads the same hundreds again at every piece of news, and few of them have changed
 def run_of_row(row: sqlite3.Row) -> RunRow:
+    return ended_run(row) if State(row["state"]).is_final else _run(row)
+
+
+def _run(row: sqlite3.Row) -> RunRow:
     tags = tuple(sorted(row["tags"].split("\x1f"))) if row["tags"] else ()
     more = tuple(row["more_hosts"].split("\x1f")) if row["more_hosts"] else ()
     git_dirty = bool(row["git_dirty"])
     return _build(RunRow, row, state=State(row["state"]), git_dirty=git_dirty, tags=tags, more_hosts=more)
+
+
+ended_run = lru_cache(4096)(_run)  # read again at any news. Live ones are others at each word: 10 MB of two minutes
 
 
 def _series(row: sqlite3.Row) -> SeriesRow:

@@ -9,16 +9,21 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from textual.strip import Strip
 from textual.widget import Widget
 
 from benchmarks.tui_program import ROUND
+from orchestrator.store.reads import ended_run
+from orchestrator.store.rows import State
 from tests.tui.golden import opened, press
+from tests.tui.world import NOW_S, Writer, Yard
 from tui.app import Draftyard
 from tui.curve import Sample
 from tui.detail import RunDetail
+from tui.snapshot import Ask, Room
 
 KINDS = (Widget, Strip, Sample, RunDetail)
 
@@ -50,6 +55,25 @@ async def test_looking_round_again_and_again_keeps_no_more_than_the_first_time(
     assert counts[0]["Sample"] > 100
     more = {kind: counts[-1][kind] / number for kind, number in counts[0].items()}
     assert max(more.values()) < 1.1, more  # a comparison, or lines, of each round would be half as many again
+
+
+def test_the_words_of_live_runs_are_not_kept_when_they_are_old(tmp_path: Path) -> None:
+    """Rows that have ended are kept between readings; of a live one each step made another, thousands of them."""
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        live, done = yard.run("h7kq2mxd", "a/live"), yard.run("d7kq2mxd", "a/done")
+        yard.state(live, State.RUNNING)
+        yard.state(done, State.SUCCEEDED)
+        room, writer, rows = Room(yard.path), Writer(yard.store, live), []
+        for step in range(1, 60):
+            writer.tell([("metrics", NOW_S, {"step": step, "values": {"loss": 1.0 / step}})])
+            snapshot = room.read(Ask(), NOW_S)
+            assert snapshot is not None
+            assert [run.step for run in snapshot.runs if run.id == live] == [step]
+            rows.append(ended_run.cache_info().currsize)
+        room.close()
+
+    assert max(rows) == rows[0]
 
 
 def kept() -> Counter[str]:
