@@ -6,6 +6,7 @@
 import atexit
 import gc
 import os
+import signal
 import time
 from collections.abc import Generator
 from itertools import groupby
@@ -29,6 +30,12 @@ LONG_WAITS = (
 settings.register_profile("house", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
+
+# Under nohup, or behind a shell's `&`, they come ignored, and whatever a test starts and then signals would inherit that: it
+# would wait for minutes. A handler that does nothing keeps the tests themselves going and leaves their programs the default.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -199,6 +199,44 @@ def test_the_setup_shows_how_far_it_is_on_a_terminal_and_says_only_its_steps_els
     assert all("--constraint constraints.txt" in line for line in installs)
 
 
+@pytest.mark.parametrize(("tests", "types"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_types_are_read_beside_the_tests_and_either_of_them_can_fail(tmp_path: Path, tests: int, types: int) -> None:
+    """What the types came to stands at the end, and tests that take both cores begin only when all before has passed."""
+    venv, calls = tmp_path / "venv", tmp_path / "calls"
+    stand_in(venv / "bin" / "ruff", "#!/bin/sh\n")
+    stand_in(venv / "bin" / "mypy", f"#!/bin/sh\necho types came to {types}\nexit {types}\n")
+    stand_in(
+        venv / "bin" / "python", f'#!/bin/sh\necho "$@" >>{calls}; case "$*" in *"not alone"*) exit {tests};; esac\n'
+    )
+    for mark in ("pip.ready", "demo.ready", "test.ready"):
+        (venv / mark).touch()
+
+    done = make(f"VENV={venv}", "SYSTEM_TOOLS=sh", "test")
+
+    runs = calls.read_text().splitlines()
+    assert done.returncode == (2 if tests or types else 0), done.stderr
+    assert done.stdout.count(f"types came to {types}\n") == (1 if types else 2)
+    assert [" alone and not gpu" in run for run in runs] == ([False] if tests or types else [False, True])
+    assert "-n 6 --dist loadgroup -m not gpu and not alone" in runs[0]
+
+
+@pytest.mark.slow
+def test_what_tests_start_under_nohup_or_behind_an_ampersand_hears_its_signals_all_the_same() -> None:
+    """Both come ignored there, and a program that inherits that would go on for minutes after a test's Ctrl-C."""
+    child = (
+        "import signal; print(signal.getsignal(2) is signal.default_int_handler, signal.getsignal(1) is signal.SIG_DFL)"
+    )
+    code = "import os, signal, subprocess, sys\n"
+    code += "for number in (signal.SIGINT, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)\n"
+    code += (
+        f"import tests.conftest\nos.kill(os.getpid(), signal.SIGHUP)\nsubprocess.run([sys.executable, '-c', {child!r}])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
 def on_a_terminal(*words: str) -> str:
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
