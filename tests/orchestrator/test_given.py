@@ -108,7 +108,7 @@ def test_nothing_else_in_the_local_side_reads_a_file_whole() -> None:
     """What is left are files of ours and the kernel's, and those of a tree that is shipped, which are measured before."""
     root = Path(cli.__file__).parent
     ours = {"workplace.py", "ship.py", "tree.py", "recipe/fields.py", "store/migrations/__init__.py"}
-    ours |= {"actions/fixing.py", "follow/lease.py"}  # constraints.txt; /proc/locks
+    ours |= {"actions/installing.py", "follow/lease.py"}  # constraints.txt; /proc/locks
     reading = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")
