@@ -178,7 +178,7 @@ def metrics(terminal: Terminal, selector: str, names: tuple[str, ...], last: int
 @verb("compare", exits=("0", "2", "5"), examples=["draftyard compare k7f3 9hq2", "draftyard compare @last k7f3 --json"])
 @click.argument("selectors", nargs=-1, required=True, metavar="RUN RUN…", type=RUN)
 def compare(terminal: Terminal, selectors: tuple[str, ...]) -> None:
-    """Compare runs: what they were told differently first, what their drafters are worth, final and best values,
+    """Compare runs: what they were told differently first, what their drafters are worth, mean and best values,
     then why one is faster.
 
     The speed of every other run is held against that of the first.
