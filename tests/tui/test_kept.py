@@ -15,14 +15,17 @@ import pytest
 from textual.strip import Strip
 from textual.widget import Widget
 
-from benchmarks.tui_program import ROUND
+from benchmarks.tui_program import ONCE, ROUND
 from orchestrator.store.reads import ended_run
 from orchestrator.store.rows import State
 from tests.tui.golden import opened, press
 from tests.tui.world import NOW_S, Writer, Yard
 from tui.app import Draftyard
+from tui.compare import CompareScreen
 from tui.curve import Sample
 from tui.detail import RunDetail
+from tui.home import SCREENS
+from tui.run import RunScreen
 from tui.snapshot import Ask, Room
 
 KINDS = (Widget, Strip, Sample, RunDetail)
@@ -55,6 +58,23 @@ async def test_looking_round_again_and_again_keeps_no_more_than_the_first_time(
     assert counts[0]["Sample"] > 100
     more = {kind: counts[-1][kind] / number for kind, number in counts[0].items()}
     assert max(more.values()) < 1.1, more  # a comparison, or lines, of each round would be half as many again
+
+
+@pytest.mark.slow
+async def test_what_the_memory_is_measured_of_has_every_screen_at_the_start(open_app: Callable[..., Draftyard]) -> None:
+    """Those that no key of the rounds leads to are made at the first pause of the keys: on a busy machine in any minute, as a step."""
+    app = open_app()
+    async with opened(app, size=(120, 40)) as pilot:
+        await press(app, pilot, *" ".join(ROUND).split())
+        before = made(app)
+        await press(app, pilot, *" ".join(ONCE).split())
+
+        assert before == {RunScreen.NAME, SCREENS[0], CompareScreen.NAME}
+        assert made(app) == {RunScreen.NAME, *SCREENS, CompareScreen.NAME}
+
+
+def made(app: Draftyard) -> set[str]:
+    return {name for name in (RunScreen.NAME, *SCREENS, CompareScreen.NAME) if app.get_screen(name).is_running}
 
 
 def test_the_words_of_live_runs_are_not_kept_when_they_are_old(tmp_path: Path) -> None:
