@@ -31,7 +31,14 @@ class Work:
 
 
 def least_work(
-    target: TargetSpec, drafter: DrafterSpec, blocks: Blocks, plan: HeadPlan, *, num_context: int, is_taught_ahead: bool
+    target: TargetSpec,
+    drafter: DrafterSpec,
+    blocks: Blocks,
+    plan: HeadPlan,
+    *,
+    num_context: int,
+    is_taught_ahead: bool,
+    is_coarse: bool = False,
 ) -> Work:
     hidden, layers = target.hidden_size, drafter.num_layers
     query, keys = drafter.num_heads * drafter.head_dim, 2 * drafter.num_kv_heads * drafter.head_dim
@@ -46,9 +53,9 @@ def least_work(
     context_keys = 2.0 * num_context * hidden * keys * layers
     pairs = sum(end - start for start, end in blocks.ranges) * blocks.block_size + num_tokens * blocks.block_size
     attention = layers * 4.0 * drafter.head_dim * drafter.num_heads * pairs
-    head = 2.0 * target.vocab_size * hidden
+    head, products = 2.0 * target.vocab_size * hidden, 1.5 if is_coarse else 2.0  # fp8 has twice the rate
     return Work(
         body=forward + backward + 2 * fc + 3 * context_keys,
         attention=(1 + ATTENTION_BACKWARD) * attention,
-        head=head * (2 * num_loss + (0 if is_taught_ahead else plan.teacher_U.shape[0])),
+        head=head * (products * num_loss + (0 if is_taught_ahead else plan.teacher_U.shape[0])),
     )

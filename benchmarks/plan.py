@@ -92,6 +92,7 @@ def both(*changes: Sections) -> Sections:
 
 
 V6: Sections = {"loss": SOFT}
+FP8: Sections = {"loss": {"hidden_gradient": "fp8"}}
 # Two tables and no layers: of a target beside the drafter what counts here are its rows, which a step then makes itself.
 BESIDE: Sections = {"data": {"hidden_states": "online"}, "target": {"num_parameters": 2 * 248_320 * 5120}}
 SLIDING: Sections = {"drafter": {"layer_types": ["sliding"] * 4 + ["full"], "sliding_window": 2048}}
@@ -120,12 +121,14 @@ SMALL = (
 
 # What no card had measured before comes first; a case that names no backend takes what `auto` does: own kernels.
 CASES = (
-    Case("27B ddtree as bundled", "27B", BUNDLED),
-    Case("27B, anchors of each of 8 documents", "27B", both(V6, BY_DOCUMENT)),
-    Case("27B, anchors of each of three documents", "27B", both(V6, THREE), rung="multi_doc"),
-    Case("8B, checkpoint", "8B", rung="checkpoint"),
-    Case("tiny, sliding layers", "tiny", SLIDING_TINY),
-    Case("tiny, anchors of each of 16 documents", "tiny", {"data": {"anchors_per": "document"}}),
+    Case("27B ddtree as bundled, fp8", "27B", both(BUNDLED, FP8)),
+    Case("27B ddtree, fp8", "27B", both(DDTREE, FP8)),
+    Case("27B, anchors of each of 8 documents, fp8", "27B", both(V6, BY_DOCUMENT, FP8)),
+    Case("27B, anchors of each of three documents, fp8", "27B", both(V6, THREE, FP8), rung="multi_doc"),
+    Case("8B, checkpoint, fp8", "8B", FP8, rung="checkpoint"),
+    Case("27B v6", "27B", V6),
+    Case("tiny, sliding layers, fp8", "tiny", both(SLIDING_TINY, FP8)),
+    Case("tiny, anchors of each of 16 documents, fp8", "tiny", both(FP8, {"data": {"anchors_per": "document"}})),
     Case("tiny, sliding layers, sdpa, torch's kernels", "tiny", both(SLIDING_TINY, SDPA)),
     Case("tiny, sliding layers, flex, torch's kernels", "tiny", both(SLIDING_TINY, PLAIN), is_compiled=True),
     Case("tiny", "tiny"),

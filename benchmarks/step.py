@@ -33,6 +33,7 @@ from benchmarks.step_parts import CEILING_SIZE, Profile, ceiling, clock, profile
 from remote.drafter.attention import Backend
 from remote.drafter.blocks import Blocks, build_blocks, sample_anchors
 from remote.drafter.blocks import Row as PackedRow
+from remote.drafter.coarse_head import CoarseHead
 from remote.drafter.head_plan import HeadPlan, plan_head
 from remote.drafter.loss import drafter_loss
 from remote.drafter.model import DFlashDrafter
@@ -44,6 +45,7 @@ GIB = 1024**3
 NO_PROFILE = Profile((), (), None)
 PARTS = ("forward", "head and loss", "backward", "optimizer")
 KL, GAMMA = 0.15, 10.0
+CHUNK_TOKENS = 1054  # 34 blocks of 31: as many as leave ddtree under 48 GiB, with the head in fp8 beside
 CHECK_TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of the worst tensor's gradient
 PLAIN_TIMES = 3  # or so many times what the plain path itself is off in this dtype: small tensors round badly
 WARM_UP, MOST_TIMED, TIMED_MS = 2, 5, 8000  # steps; a slow step is timed less often, but twice
@@ -65,6 +67,7 @@ class Variant:
     loss: str = "chunked"  # fused: row kernels; checkpointed: the first user's
     chunk_tokens: int = 2048
     is_checkpointed: bool = False  # layers
+    is_coarse: bool = False  # the gradient of the hidden states with the head in fp8
     is_taught_ahead: bool = False  # the target's expectation is an input, as cached hidden states bring it
     cases: tuple[str, ...] = ()  # where it says something new; empty: everywhere
 
@@ -96,7 +99,9 @@ CASES = (
 )
 SMALLER = ("ddtree", "v6", "multi", "12x4096")  # than what only the kernels reach
 FUSED = Variant("triton, all fused", "triton", is_fused=True, loss="fused", chunk_tokens=2048, is_taught_ahead=True)
+COARSE = replace(FUSED, name="triton, all fused, fp8", chunk_tokens=CHUNK_TOKENS, is_coarse=True, cases=SMALLER)
 BESIDE = replace(FUSED, name="triton, all fused, target's logits in the step", chunk_tokens=1664, is_taught_ahead=False, cases=SMALLER)  # fmt: skip
+COARSE_BESIDE = replace(BESIDE, name="triton, all fused, fp8, target's logits in the step", chunk_tokens=CHUNK_TOKENS, is_coarse=True)  # fmt: skip
 CHECKPOINTED = replace(
     FUSED, name="triton, all fused, layers checkpointed", is_checkpointed=True, cases=("ddtree", "2048x32", "4096x32")
 )
@@ -104,13 +109,15 @@ FIRST_USER = Variant("the first user's way", "gathered", loss="checkpointed", is
 PLAIN = Variant("the plain path", "eager")
 VARIANTS = (
     FUSED,
+    COARSE,
     BESIDE,
+    COARSE_BESIDE,
     Variant("flex, chunked loss", "flex", cases=SMALLER),
     FIRST_USER,
     CHECKPOINTED,
     Variant("triton, chunked loss", "triton", cases=("ddtree",)),
     Variant("triton, fused loss", "triton", loss="fused", chunk_tokens=1664, cases=("ddtree",)),
-    replace(FUSED, name="triton, all fused, chunks of 4096", chunk_tokens=4096, cases=("ddtree",)),
+    replace(COARSE, name="triton, all fused, fp8, chunks of 2048", chunk_tokens=2048, cases=("ddtree",)),
     replace(FUSED, name="flex, all else fused", attention="flex", cases=("ddtree", "12x4096")),
     Variant("sdpa, chunked loss", "sdpa", cases=("ddtree", "v6")),
 )
@@ -121,6 +128,9 @@ FIRST_ROWS = (
     ("v6", FIRST_USER),
     ("multi", FUSED),
     ("multi", FIRST_USER),
+    ("ddtree", COARSE),
+    ("v6", COARSE),
+    ("multi", COARSE),
     ("ddtree", BESIDE),
     ("v6", BESIDE),
     ("multi", BESIDE),
@@ -158,6 +168,7 @@ class Bench:
         self.features_SC = draw(num_context, len(self.drafter.captured_layers) * hidden, scale=1.0)
         self.teacher_SH = draw(num_context, hidden, scale=1.0)
         self.teacher: Teacher = expect(self.teacher_SH, self.head_VH) if variant.is_taught_ahead else self.teacher_SH
+        self.coarse_head = CoarseHead.of(self.head_VH) if variant.is_coarse else None
         self.loss_spec = LossSpec(terms={"ce": 1.0, "kl": KL}, gamma=GAMMA, chunk_tokens=variant.chunk_tokens)
         self.row = packed_row(case.lengths, vocab)
 
@@ -199,15 +210,16 @@ class Bench:
             )
         return drafter_loss(
             hidden, made, head_VH=self.head_VH, teacher=self.teacher, spec=self.loss_spec, plan=plan,
-            is_fused=self.variant.loss == "fused",
+            is_fused=self.variant.loss == "fused", coarse_head=self.coarse_head,
         ).objective()  # fmt: skip
 
     def work(self) -> Work:
         made, plan = self.blocks(0)
         num_context, is_taught_ahead = sum(self.case.lengths), self.variant.is_taught_ahead
         return least_work(
-            self.target, self.drafter, made, plan, num_context=num_context, is_taught_ahead=is_taught_ahead
-        )
+            self.target, self.drafter, made, plan, num_context=num_context, is_taught_ahead=is_taught_ahead,
+            is_coarse=self.variant.is_coarse,
+        )  # fmt: skip
 
 
 def packed_row(lengths: Sequence[int], vocab: int) -> PackedRow:
@@ -222,7 +234,7 @@ def check(variant: Variant, shape: Shape, device: torch.device) -> float:
     """The worst relative gradient error of any trained tensor against the plain path in float64, on a small shape."""
     case = Case("check", (70, 45), 12, shape.drafter.block_size)
     target = replace(
-        shape.target, vocab_size=min(shape.target.vocab_size, 3000), hidden_size=min(shape.target.hidden_size, 256)
+        shape.target, vocab_size=min(shape.target.vocab_size, 3008), hidden_size=min(shape.target.hidden_size, 256)
     )
     drafter = replace(
         shape.drafter, num_layers=2, intermediate_size=min(shape.drafter.intermediate_size, 512), mask_token_id=3

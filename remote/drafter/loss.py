@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from remote.drafter import loss_chunk, loss_fused
 from remote.drafter.blocks import Blocks
+from remote.drafter.coarse_head import CoarseHead
 from remote.drafter.head_plan import HeadChunk, HeadPlan, plan_head
 from remote.drafter.loss_chunk import TOP_K, Grid, Read, Slots, Totals, needs_teacher
 from remote.drafter.teacher import Expectation, Teacher
@@ -82,14 +83,17 @@ def drafter_loss(
     spec: LossSpec,
     plan: HeadPlan | None = None,
     is_fused: bool = False,
+    coarse_head: CoarseHead | None = None,
 ) -> LossSums:
     """Loss and metric sums of the drafter's normed hidden states: (T, H) of all block tokens, or, with a plan of their head,
     (M, H) of its supervised slots alone, as the drafter gives them for `plan.index_M`. A plan made on the CPU saves a look
     at the device.
 
     `teacher` is the target's last hidden states, normed exactly once, or what `teacher.expect` made of them; slot k reads
-    position anchor+k-1. It may be None where neither a term nor the label needs it. `is_fused` takes the row kernels of `kernels.cross_entropy` where torch's own operations would be used.
+    position anchor+k-1. It may be None where neither a term nor the label needs it. `is_fused` takes the row kernels of `kernels.cross_entropy` where torch's own operations would be used;
+    these alone can make the gradient with `coarse_head`.
     """
+    assert coarse_head is None or is_fused, "the coarse product belongs to the fused rows"
     assert not head_VH.requires_grad, "the head belongs to the target and is frozen"
     if not needs_teacher(spec):
         teacher = None
@@ -102,7 +106,16 @@ def drafter_loss(
         hidden = hidden.index_select(0, plan.index_M)
     assert hidden.shape[0] == plan.index_M.shape[0], "the plan's slots, one hidden state each"
     with_gradient = hidden.requires_grad and torch.is_grad_enabled()
-    work = _Work(plan, head_VH, teacher, spec, blocks.num_blocks, with_gradient, loss_fused if is_fused else loss_chunk)
+    work = _Work(
+        plan,
+        head_VH,
+        teacher,
+        spec,
+        blocks.num_blocks,
+        with_gradient,
+        loss_fused if is_fused else loss_chunk,
+        coarse_head,
+    )
     totals = empty_totals(blocks.block_size, spec, device=hidden.device)
     numerator, cap_numerator = _FusedLoss.apply(hidden, work, totals)
     totals["numerator"], totals["cap_numerator"] = numerator.detach()[None], cap_numerator.detach()[None]
@@ -142,6 +155,7 @@ class _Work:
     num_blocks: int
     with_gradient: bool
     rows: Any  # the module that computes a chunk: `loss_chunk` or `loss_fused`
+    coarse_head: CoarseHead | None
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -152,13 +166,14 @@ class _FusedLoss(torch.autograd.Function):
         plan, spec = work.plan, work.spec
         num_grads = (1 + bool(spec.terms.get("cap"))) if work.with_gradient else 0
         grads = [torch.empty_like(hidden_MH) for _ in range(num_grads)]
+        coarse = {} if work.coarse_head is None else {"coarse_head": work.coarse_head}
         teacher: Any = None  # TeacherLogits of that module, or an Expectation with a row for each slot
         read = list[Read]()
         for chunk in plan.chunks:
             teacher = _teacher(work, chunk, teacher)
             rows = slice(*chunk.slots)
             outcome = work.rows.chunk_loss(
-                hidden_MH[rows], _slots(plan, chunk), teacher=teacher, head_VH=work.head_VH, spec=spec, with_gradient=work.with_gradient,
+                hidden_MH[rows], _slots(plan, chunk), teacher=teacher, head_VH=work.head_VH, spec=spec, with_gradient=work.with_gradient, **coarse,
             )  # fmt: skip
             read.append(outcome.read)
             parts = [part for part in (outcome.gradient_MH, outcome.cap_gradient_MH) if part is not None]

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remote.drafter.coarse_head import NUM_LIKELIEST, CoarseHead, ExactTokens
 from remote.drafter.kernels.cross_entropy import (
+    COARSE,
+    RowStatistics,
     TargetRows,
     cross_entropy_gradient,
     entropy_gradient,
@@ -48,6 +51,11 @@ class TeacherLogits:
         start = self.entropy_U.shape[0] - count
         return TeacherLogits(*(tensor[start:].clone() for tensor in (self.logits_UV, *self._numbers())))
 
+    def rows_of(self, slots: Slots) -> TargetRows:
+        best_logit_U = self.logits_UV.gather(1, self.best_U[:, None].clamp(min=0))[:, 0]
+        best_p_U = (best_logit_U - self.log_sum_U).exp()
+        return TargetRows(self.logits_UV, self.log_sum_U, slots.teacher_M, slots.order_M, best_p_U)
+
     def best_of(self, slots: Slots) -> Tensor:
         """The most probable token of each slot."""
         return self.best_U.index_select(0, slots.teacher_M).clamp(min=0)  # a row with a NaN has none
@@ -74,11 +82,11 @@ def teach(hidden_UH: Tensor, head_VH: Tensor, before: TeacherLogits | None) -> T
 
 def chunk_loss(
     hidden_MH: Tensor, slots: Slots, *, teacher: TeacherLogits | Expectation | None, head_VH: Tensor, spec: LossSpec,
-    with_gradient: bool,
+    with_gradient: bool, coarse_head: CoarseHead | None = None,
 ) -> ChunkOutcome:  # fmt: skip
     """What every slot of the chunk is read to be and, on request, both gradients of its hidden states.
 
-    An Expectation has a row for each slot.
+    An Expectation has a row for each slot. With a coarse head the first of the gradients is made by it.
     """
     soft = soft_coefficient(spec)
     expected = teacher if soft and isinstance(teacher, Expectation) else None
@@ -86,35 +94,74 @@ def chunk_loss(
     rest_M = None if expected is None else expected.rest_logit(hidden_MH)  # before the logits take the room
     logits_MV = head_logits(hidden_MH, head_VH)
     label_M = labels_of(slots, teacher, spec)
-    read = row_statistics(logits_MV, label_M)
+    read = row_statistics(logits_MV, label_M, num_likeliest=1 if coarse_head is None else NUM_LIKELIEST)
     assert read.label_logit_M is not None
     assert read.rank_M is not None
     values = SlotValues(
         label_M, read.log_sum_M - read.label_logit_M, read.entropy_M, read.best_M == label_M, read.rank_M
     )
     weight_M = slot_weights(values, slots.grid, spec)
-    target = None if known is None else TargetRows(known.logits_UV, known.log_sum_U, slots.teacher_M, slots.order_M)
     soft_ce_M = None
     if expected is not None and rest_M is not None:  # of the logits before their gradient takes their place
         best_logit_M = logits_MV.gather(1, expected.best_S[:, None])[:, 0]
         soft_ce_M = expected.soft_ce(read.log_sum_M, best_logit_M, rest_M)
-    has_cap, place_MV = bool(spec.terms.get("cap")), in_their_place(logits_MV, head_VH.dtype)
-    gradient_MV = torch.empty_like(logits_MV, dtype=head_VH.dtype) if has_cap else place_MV
-    by_logits_M = cross_entropy_gradient(
-        logits_MV, read.log_sum_M, label_M, weight_M,
-        hard=spec.terms.get("ce", 0.0), soft=soft, target=target, best=None if expected is None else expected.best,
-        out_MV=gradient_MV if with_gradient else None,
-    )  # fmt: skip
+    has_cap = bool(spec.terms.get("cap"))
+    work = _Gradient(
+        logits_MV, read, label_M, weight_M, head_VH, coarse_head, spec.terms.get("ce", 0.0), soft, expected
+    )
+    target = None if known is None else known.rows_of(slots)
+    gradient_MH, by_logits_M = work.make(target, with_gradient=with_gradient, is_in_place=not has_cap)
     found = Read(values, weight_M, soft_values(by_logits_M if expected is None else soft_ce_M, teacher, slots))
-    if not with_gradient:
-        return ChunkOutcome(found, None, None)
-    if expected is None:
-        gradient_MH = gradient_MV @ head_VH
-    else:
-        gradient_MH = expected.take_rest(weighted_rows(gradient_MV, head_VH), soft * weight_M)
-    if not has_cap:
+    if not with_gradient or not has_cap:
         return ChunkOutcome(found, gradient_MH, None)
-    del gradient_MV
-    scale_M = spec.terms["cap"] * weight_M * values.right_M
+    place_MV, scale_M = in_their_place(logits_MV, head_VH.dtype), spec.terms["cap"] * weight_M * values.right_M
     entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, scale_M, out_MV=place_MV)
     return ChunkOutcome(found, gradient_MH, place_MV @ head_VH)
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """The gradient of the cross-entropies of one chunk, by the head or by its coarse copy."""
+
+    logits_MV: Tensor
+    read: RowStatistics
+    label_M: Tensor
+    weight_M: Tensor
+    head_VH: Tensor
+    coarse_head: CoarseHead | None
+    hard: float
+    soft: float
+    expected: Expectation | None
+
+    def make(
+        self, target: TargetRows | None, *, with_gradient: bool, is_in_place: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Of the hidden states, where it is wanted, and −Σ p log q of a target whose rows are there."""
+        if not with_gradient:
+            return None, self._by_logits(None, self.weight_M, target)
+        if self.coarse_head is None:
+            out_MV = self._room(self.head_VH.dtype, is_in_place=is_in_place)
+            soft_ce_M = self._by_logits(out_MV, self.weight_M, target)
+            if self.expected is None:
+                return out_MV @ self.head_VH, soft_ce_M
+            sums_MH = weighted_rows(out_MV, self.head_VH)
+            return self.expected.take_rest(sums_MH, self.soft * self.weight_M), soft_ce_M
+        exact = ExactTokens.of(
+            self.logits_MV, self.read, self.label_M, self.weight_M,
+            hard=self.hard, soft=self.soft, target=target, expected=self.expected,
+        )  # fmt: skip
+        out_MV = self._room(COARSE, is_in_place=is_in_place)
+        soft_ce_M = self._by_logits(out_MV, exact.unit_M, target)
+        product_MH = self.coarse_head.weighted_rows(exact.cleared(out_MV))
+        return exact.added_to(product_MH, self.head_VH, self.expected, self.soft), soft_ce_M
+
+    def _by_logits(self, out_MV: Tensor | None, weight_M: Tensor, target: TargetRows | None) -> Tensor | None:
+        return cross_entropy_gradient(
+            self.logits_MV, self.read.log_sum_M, self.label_M, weight_M, hard=self.hard, soft=self.soft,
+            target=target, best=None if self.expected is None else self.expected.best, out_MV=out_MV,
+        )  # fmt: skip
+
+    def _room(self, dtype: torch.dtype, *, is_in_place: bool) -> Tensor:
+        if is_in_place:
+            return in_their_place(self.logits_MV, dtype)
+        return torch.empty_like(self.logits_MV, dtype=dtype)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from remote.drafter import attention_sdpa
 from remote.drafter.blocks import Blocks, Row, build_blocks, sample_anchors
+from remote.drafter.coarse_head import CoarseHead
 from remote.drafter.kernels import adamw, attention, body, launch
 from remote.drafter.kernels.adamw import Rates, Stored
 from remote.drafter.keys import KeyValues, MadeFrom
@@ -91,6 +92,11 @@ def check_kernels(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) ->
     """Of `train.kernels: triton`: norms, heads, SwiGLU, the loss over the whole vocabulary, the update."""
     obstacle = launch.obstacle(device=device, dtype=dtype)
     return Verdict(False, obstacle) if obstacle else judge(kernel_trials(spec, device, dtype), device, dtype)
+
+
+def check_hidden_gradient(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
+    """Of `loss.hidden_gradient: fp8`: the loss over the whole vocabulary, with the gradient that it makes."""
+    return judge((_loss_trial(spec, _Drawing(device, dtype), device, is_coarse=True) for _ in range(1)), device, dtype)
 
 
 def attention_trials(
@@ -262,7 +268,7 @@ def _updated_exactly(kept: _Kept, *tensors: Tensor) -> list[Tensor]:
     return [move, move, exp_avg, exp_avg_sq, torch.linalg.vector_norm(grad)]
 
 
-def _loss_trial(spec: DFlashSpec, draw: _Drawing, device: torch.device) -> Trial:
+def _loss_trial(spec: DFlashSpec, draw: _Drawing, device: torch.device, *, is_coarse: bool = False) -> Trial:
     """A few narrow tokens over the whole vocabulary, every second one right: cap learns from no other.
 
     Metrics are not compared: a tie may fall either way.
@@ -273,7 +279,10 @@ def _loss_trial(spec: DFlashSpec, draw: _Drawing, device: torch.device) -> Trial
     def function(is_fused: bool, spec: LossSpec, hidden: Tensor) -> list[Tensor]:
         table, known = head.to(hidden), teacher.to(hidden)
         taught = expect(known, table) if is_ahead and is_fused else known  # the plain side has nothing of it
-        sums = drafter_loss(hidden, blocks, head_VH=table, teacher=taught, spec=spec, is_fused=is_fused)
+        coarse = CoarseHead.of(table) if is_coarse and is_fused else None
+        sums = drafter_loss(
+            hidden, blocks, head_VH=table, teacher=taught, spec=spec, is_fused=is_fused, coarse_head=coarse
+        )
         return [sums.objective()]
 
     is_ahead = is_taught_ahead(spec)

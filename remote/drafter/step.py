@@ -136,6 +136,7 @@ def forward(micro_batch: MicroBatch, bench: Workbench) -> LossSums:
         spec=bench.spec.loss,
         plan=plan,
         is_fused=bench.drafter.is_fused,
+        coarse_head=bench.coarse_head,
     )
 
 

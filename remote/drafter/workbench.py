@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from remote.drafter import self_check
+from remote.drafter import coarse_head, self_check
 from remote.drafter.attention import Backend, choose_backend
+from remote.drafter.coarse_head import CoarseHead
 from remote.drafter.export import load_exported
 from remote.drafter.kernels import launch
 from remote.drafter.measure import Meter
@@ -42,6 +43,7 @@ class Workbench:
     head_VH: Tensor
     optimizer: DrafterOptimizer
     meter: Meter
+    coarse_head: CoarseHead | None = None  # where the gradient of the hidden states is made with it
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Choices:
     backend: Backend
     is_fused: bool  # norms, rotary embedding, SwiGLU, the loss's rows and AdamW by draftyard's own kernels
     reasons: dict[str, str]
+    is_coarse: bool = False  # the gradient of the hidden states with the head in fp8
 
 
 # A rank that can take one can take those before it.
@@ -66,13 +69,14 @@ class Checks(NamedTuple):
 
     attention: Check = self_check.check_attention
     kernels: Check = self_check.check_kernels
+    hidden_gradient: Check = self_check.check_hidden_gradient
 
 
 def _unasked(spec: DFlashSpec, device: torch.device, dtype: torch.dtype) -> Verdict:
     return Verdict(False, "this rank runs the target alone")
 
 
-UNASKED = Checks(_unasked, _unasked)  # of a rank that trains nothing: what it could take decides nothing
+UNASKED = Checks(_unasked, _unasked, _unasked)  # of a rank that trains nothing: what it could take decides nothing
 
 
 def choose(spec: DFlashSpec, device: torch.device, *, checks: Checks = Checks()) -> Choices:  # noqa: B008 - frozen
@@ -87,16 +91,18 @@ def choose(spec: DFlashSpec, device: torch.device, *, checks: Checks = Checks())
     check = partial(checks.attention, spec, device, dtype) if device.type == "cuda" else None
     backend = choose_backend(spec.drafter, device=device, dtype=dtype, check=check)
     is_fused, kernels_reason = _choose_kernels(spec, device, dtype, checks.kernels)
+    is_coarse, gradient_reason = _choose_hidden_gradient(spec, device, dtype, checks.hidden_gradient, is_fused=is_fused)
     reasons = {
         "device": f"{device.type}: {'a CUDA card is there' if device.type == 'cuda' else 'no CUDA card is there'}",
         "dtype": dtype_reason,
         "attention": f"{backend.name}: {backend.reason}",
         "kernels": kernels_reason,
+        "hidden gradient": gradient_reason,
         "masters": _master_reason(spec, dtype),
         "noise": _noise_reason(spec),
         "start": f"weights of {spec.drafter.init_from}" if spec.drafter.init_from else f"fresh, seed {spec.train.seed}",
     }
-    return Choices(dtype, backend, is_fused, reasons)
+    return Choices(dtype, backend, is_fused, reasons, is_coarse)
 
 
 def agree(choices: Choices, ranks: Ranks) -> Choices:
@@ -105,9 +111,14 @@ def agree(choices: Choices, ranks: Ranks) -> Choices:
     Weights are never compared again, so drafters that compute differently would drift apart in silence.
     UserFault where dtypes differ: gradients and hidden states travel in them.
     """
-    own = [DTYPES.index(choices.dtype), BACKENDS.index(choices.backend.name), int(choices.is_fused)]
+    own = [
+        DTYPES.index(choices.dtype),
+        BACKENDS.index(choices.backend.name),
+        int(choices.is_fused),
+        int(choices.is_coarse),
+    ]
     found = ranks.of_all(own)
-    if len({dtype for dtype, _, _ in found}) > 1:
+    if len({each[0] for each in found}) > 1:
         told = ", ".join(f"{ranks.roles.name(rank)} {_word(DTYPES[each[0]])}" for rank, each in enumerate(found))
         raise UserFault(f"ranks must compute in one dtype; auto chose {told}: name train.dtype in the recipe")
     if not ranks.is_drafter:  # it uses none of the others
@@ -145,7 +156,8 @@ def build(
     optimizer = DrafterOptimizer(
         drafter.named_parameters(), spec.optim, num_steps=spec.train.num_steps, is_fused=choices.is_fused
     )
-    return Workbench(spec, device, drafter, peers.shared(drafter), peers, embed, head_VH, optimizer, meter)
+    coarse = CoarseHead.of(head_VH) if choices.is_coarse else None
+    return Workbench(spec, device, drafter, peers.shared(drafter), peers, embed, head_VH, optimizer, meter, coarse)
 
 
 def fresh_drafter(spec: DFlashSpec, choices: Choices, *, device: torch.device) -> DFlashDrafter:
@@ -192,6 +204,23 @@ def _choose_kernels(spec: DFlashSpec, device: torch.device, dtype: torch.dtype, 
     if verdict.is_passed:
         return True, f"triton: auto, {verdict.reason}; {what}"
     return False, f"torch: auto, triton is out ({verdict.reason})"
+
+
+def _choose_hidden_gradient(
+    spec: DFlashSpec, device: torch.device, dtype: torch.dtype, check: Check, *, is_fused: bool
+) -> tuple[bool, str]:
+    """Whether to make it with the head in fp8, and why. UserFault where that is asked for and cannot be, or is wrong here."""
+    if spec.loss.hidden_gradient == "full":
+        return False, "full: by the recipe"
+    obstacle = coarse_head.obstacle(device, dtype)
+    if obstacle is None and not is_fused:
+        obstacle = "it is a part of draftyard's own kernels, which are out"
+    verdict = check(spec, device, dtype) if obstacle is None else None
+    if obstacle is None and verdict is not None and not verdict.is_passed:
+        obstacle = verdict.reason
+    if obstacle is not None or verdict is None:
+        raise UserFault(f"loss.hidden_gradient is fp8, which cannot train here: {obstacle}; take full")
+    return True, f"fp8: by the recipe, {verdict.reason}; the label and the likeliest tokens in full"
 
 
 def _master_reason(spec: DFlashSpec, dtype: torch.dtype) -> str:

@@ -138,6 +138,8 @@ def _changes(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Chang
         if loss.chunk_tokens // share >= MIN_CHUNK_TOKENS:
             chunk = loss.chunk_tokens // share
             yield _Change(f"loss chunks of {chunk:,} tokens", {"loss": {"chunk_tokens": chunk}})
+    if loss.hidden_gradient == "fp8":
+        yield _Change("the hidden gradient by the full head alone", {"loss": {"hidden_gradient": "full"}})
     if train.rows_per_step > 1 and train.rows_per_step % 2 == 0:
         fields = {"rows_per_step": train.rows_per_step // 2, "accumulation": train.accumulation * 2}
         yield _Change("half the rows at once, accumulated twice as often", {"train": fields})

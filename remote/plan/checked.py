@@ -24,8 +24,8 @@ CHECKED: dict[str, dict[str, Range]] = {
         "hidden size": (256, 5120),
         "inner size": (768, 17_408),
         "vocabulary": (8192, 248_320),
-        "block tokens": (2048, 32_768),
-        "context tokens": (2048, 16_384),
+        "block tokens": (256, 32_768),
+        "context tokens": (512, 16_384),
     },
 }
 

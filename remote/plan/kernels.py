@@ -30,6 +30,11 @@ def has_fused_kernels(spec: DFlashSpec, at: Sizes) -> bool:
     return at.is_cuda and spec.train.kernels != "torch"
 
 
+def has_coarse_head(spec: DFlashSpec, at: Sizes) -> bool:
+    """Whether the head is there in fp8 as well."""
+    return spec.loss.hidden_gradient == "fp8" and has_fused_kernels(spec, at)
+
+
 def assumptions(spec: DFlashSpec, at: Sizes) -> list[str]:
     """What `auto` is planned as on a card, where another choice there takes more or less; empty where the recipe says it."""
     told, taken = [], []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from remote.plan.attention import largest_chunk_bytes
-from remote.plan.kernels import attention_of, has_fused_kernels, log_sums_bytes
+from remote.plan.kernels import attention_of, has_coarse_head, has_fused_kernels, log_sums_bytes
 from remote.plan.sizes import Sizes, has_masters, holds_target, is_soft
 from remote.spec import DFlashSpec
 
@@ -52,7 +52,10 @@ def load_components(spec: DFlashSpec, at: Sizes) -> list[Component]:
         Component("fp32 masters", 4 * at.parameters if has_masters(spec, device) else 0, "optim.master_dtype"),
         Component("optimizer moments", moments, "optim.moment_dtype; muon keeps one for a matrix, adamw two"),
     ]
-    return lines + _target_components(spec, at, table)
+    lines += _target_components(spec, at, table)
+    if has_coarse_head(spec, at):
+        lines.append(Component("head in fp8", at.vocab * at.hidden, "V·H, loss.hidden_gradient"))
+    return lines
 
 
 def step_components(spec: DFlashSpec, at: Sizes) -> list[Component]:
@@ -149,19 +152,22 @@ def head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool = True) -
 
 
 def _chunk_gradients(spec: DFlashSpec, at: Sizes) -> int:
-    """Of a chunk's hidden states; where the target is known by its expectation, in float32, beside a row of that a slot."""
+    """Of a chunk's hidden states; in float32 where the head is in fp8 or the target known by its expectation, a row of
+    which a slot lies beside it then."""
     cap = at.element_bytes * bool(spec.loss.terms.get("cap"))
-    each = 2 * 4 if at.is_taught_ahead and is_soft(spec) else at.element_bytes
+    each = 4 if has_coarse_head(spec, at) else at.element_bytes
+    if at.is_taught_ahead and is_soft(spec):
+        each = 2 * 4
     return at.chunk_slots * at.hidden * (each + cap)
 
 
 def _fused_head_workspace(spec: DFlashSpec, at: Sizes, *, with_gradient: bool) -> int:
     """Logits in float32 once, where their gradient is written too (but with cap), and the target's rows; or, if that is
     more, a chunk's target rows beside those of the chunk before, of which it takes some over."""
-    has_cap = bool(spec.loss.terms.get("cap"))
-    rows = 4 * (at.chunk_slots + at.chunk_targets) + (
-        at.element_bytes * at.chunk_slots if with_gradient and has_cap else 0
-    )
+    beside = 0  # bytes of the gradient of a logit that does not lie in its place
+    if with_gradient and spec.loss.terms.get("cap"):
+        beside = 1 if has_coarse_head(spec, at) else at.element_bytes
+    rows = 4 * (at.chunk_slots + at.chunk_targets) + beside * at.chunk_slots
     chunk = at.vocab * rows + (_chunk_gradients(spec, at) if with_gradient else 0)
     has_neighbour = at.chunk_slots < at.supervised_slots
     both = 2 * 4 * at.vocab * at.chunk_targets if has_neighbour else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remote.plan.kernels import attention_of
+from remote.plan.kernels import attention_of, has_coarse_head
 from remote.plan.memory import entry_rows, is_checkpointed
 from remote.plan.sizes import Sizes, holds_target, reads_teacher, worst_documents
 from remote.plan.target import target_batch_flop
@@ -75,8 +75,11 @@ def _attention(spec: DFlashSpec, at: Sizes) -> float:
 
 
 def _head(spec: DFlashSpec, at: Sizes) -> float:
-    """Logits and the gradient of the hidden states; the target's logits once a position and chunk."""
+    """Logits and the gradient of the hidden states; the target's logits once a position and chunk.
+
+    A product in fp8 counts half: that is its time by those in bfloat16.
+    """
     product = 2.0 * at.vocab * at.hidden
-    gradients = 1 + bool(spec.loss.terms.get("cap"))
+    gradients = (0.5 if has_coarse_head(spec, at) else 1.0) + bool(spec.loss.terms.get("cap"))
     targets = at.chunk_targets * at.supervised_slots / at.chunk_slots if reads_teacher(spec) else 0.0
     return product * ((1 + gradients) * at.supervised_slots + targets)

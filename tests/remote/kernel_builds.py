@@ -25,6 +25,7 @@ from remote.drafter.kernels import (
     attention_hopper_backward,
     attention_hopper_forward,
     cross_entropy,
+    exact_rows,
     norm,
     swiglu,
 )
@@ -142,17 +143,33 @@ def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
     )
     numbers = dict.fromkeys(("logits_ptr", "target_ptr", "weight_ptr", "entropy_ptr", "scale_ptr"), "*fp32")
     numbers |= dict.fromkeys(("label_logit_ptr", "target_log_sum_ptr", "soft_ce_ptr", "best_p_ptr"), "*fp32")
-    numbers |= dict.fromkeys(("label_ptr", "best_ptr", "rank_ptr", "target_row_ptr", "order_ptr"), "*i64")
+    numbers |= dict.fromkeys(
+        ("label_ptr", "best_ptr", "likeliest_ptr", "rank_ptr", "target_row_ptr", "order_ptr"), "*i64"
+    )
     gradient |= {"OUT_WIDTH": 2 * 248_320, "IN_PLACE": True}
-    with_target = {"HAS_TARGET": True, "HAS_ORDER": True, "HAS_BEST": False, "HAS_OUT": True, **gradient}
+    with_target = {
+        "HAS_TARGET": True,
+        "HAS_ORDER": True,
+        "HAS_BEST": False,
+        "HAS_OUT": True,
+        "IS_COARSE": False,
+        **gradient,
+    }
     with_best = with_target | {"HAS_TARGET": False, "HAS_ORDER": False, "HAS_BEST": True}
     for name, kernel, constants in (
-        ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True, **statistics}),
+        ("row statistics", cross_entropy._statistics_kernel, {"HAS_LABEL": True, "NUM_LIKELIEST": 4, **statistics}),
         ("cross-entropy gradient", cross_entropy._cross_entropy_kernel, with_target),
         ("cross-entropy gradient, taught ahead", cross_entropy._cross_entropy_kernel, with_best),
         ("entropy gradient", cross_entropy._entropy_kernel, gradient),
     ):
         yield name, build(kernel, constants, capability=capability, pointers=numbers)
+    coarse = with_best | {"IS_COARSE": True, "OUT_WIDTH": 4 * 248_320}
+    in_fp8 = numbers | {"out_ptr": "*fp8e4nv"}
+    yield "cross-entropy gradient in fp8", build(cross_entropy._cross_entropy_kernel, coarse, capability=capability, pointers=in_fp8)  # fmt: skip
+    numbers = dict.fromkeys(("product_ptr", "scale_ptr", "coefficient_ptr", "other_ptr", "other_scale_ptr"), "*fp32")
+    exact = {"WIDTH": 5120, "NUM_TOKENS": 6, "TILE": exact_rows.TILE, "HAS_OTHER": True, "num_warps": exact_rows.WARPS}
+    numbers |= {"token_ptr": "*i64"}
+    yield "exact rows", build(exact_rows._exact_rows_kernel, exact, capability=capability, pointers=numbers)
 
 
 def _body_builds(capability: int) -> Iterator[tuple[str, Any]]:

@@ -456,9 +456,23 @@ def test_the_largest_step_says_where_it_is_an_extrapolation() -> None:
 
 
 def test_a_time_is_the_work_at_a_measured_rate() -> None:
-    work = plan(LARGE).work
+    work, coarse = plan(LARGE).work, plan(large(loss={"hidden_gradient": "fp8"})).work
 
     assert work.seconds(788e12) == pytest.approx(0.69, rel=0.05)
+    assert work.head / coarse.head == pytest.approx(2 / 1.5)  # one of the two products of a slot takes half the time
+
+
+def test_a_head_in_fp8_is_a_line_of_the_plan_and_its_absence_a_change_that_is_offered() -> None:
+    coarse = large(loss={"hidden_gradient": "fp8"})
+
+    assert size_of(plan(coarse), "load", "head in fp8") == 248_320 * 5120
+    assert (
+        size_of(plan(coarse, device="cpu"), "load", "head in fp8") == size_of(plan(LARGE), "load", "head in fp8") == 0
+    )
+    offered = next(switch for switch in switches(coarse) if switch.overrides == ("loss.hidden_gradient=full",))
+    assert offered.saved_bytes > 1.1 * GIB
+    assert offered.work_factor > 1.05
+    assert not any("hidden_gradient" in text for switch in switches(LARGE) for text in switch.overrides)
 
 
 specs = st.builds(

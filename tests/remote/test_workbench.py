@@ -97,6 +97,18 @@ def test_drafters_of_which_one_takes_the_kernels_for_all_cards_all_take_these() 
     assert found.reasons["attention"].startswith("triton-any-card: auto, as rank 1 (drafter 1) takes it")
 
 
+def test_the_hidden_gradient_is_made_in_full_unless_the_recipe_says_otherwise() -> None:
+    found = choose(tiny_spec(), CPU)
+
+    assert (found.is_coarse, found.reasons["hidden gradient"]) == (False, "full: by the recipe")
+
+
+def test_what_cannot_be_made_in_fp8_is_refused() -> None:
+    told = "loss.hidden_gradient is fp8, which cannot train here: products of float8 need CUDA, the device is cpu; take full"
+    with pytest.raises(UserFault, match=told):
+        choose(tiny_spec(loss={"hidden_gradient": "fp8"}), CPU)
+
+
 def test_what_a_target_rank_cannot_take_keeps_no_drafter_from_it() -> None:
     said = (OWN, OWN, FLEX)
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from remote.drafter.kernels.launch import RowTile, can_launch, jit, on_its_device, tl
 
+COARSE = torch.float8_e4m3fn
+COARSE_MOST = 448.0  # the largest number of that format
 STATISTICS = RowTile(512, 4, 3)  # four such tiles at once
 GRADIENT = RowTile(4096, 16)  # no pipeline: the barrier that lets it write in place forbids one
 
@@ -26,9 +28,14 @@ class RowStatistics:
 
     log_sum_M: Tensor  # log Σ exp
     entropy_M: Tensor  # nats
-    best_M: Tensor  # int64, the first of the highest; -1 where a number of the row is NaN
+    likeliest_MK: Tensor  # int64: the best, then others that are about the highest; each is a token
     label_logit_M: Tensor | None
     rank_M: Tensor | None  # int64, how many are not at most the label's: 0 is best, NaN ranks last
+
+    @property
+    def best_M(self) -> Tensor:
+        """int64, the first of the highest; -1 where a number of the row is NaN."""
+        return self.likeliest_MK[:, 0].masked_fill(self.log_sum_M.isnan(), -1)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class TargetRows:
     log_sum_U: Tensor
     index_M: Tensor  # int64
     order_M: Tensor | None = None  # int64, the drafter's rows by teacher: those begun together read one, from the cache
+    best_p_U: Tensor | None = None  # the highest share of each of the target's rows
 
 
 @dataclass(frozen=True)
@@ -50,33 +58,45 @@ class Best:
 
 
 @on_its_device
-def row_statistics(logits_MV: Tensor, label_M: Tensor | None = None, *, tile: RowTile = STATISTICS) -> RowStatistics:
-    """Log-sum-exp, entropy and argmax of every row; with labels their logits and ranks as well."""
+def row_statistics(
+    logits_MV: Tensor, label_M: Tensor | None = None, *, num_likeliest: int = 1, tile: RowTile = STATISTICS
+) -> RowStatistics:
+    """Log-sum-exp, entropy and argmax of every row; with labels their logits and ranks as well.
+
+    `num_likeliest`: tokens named of a row. All but the first are the best of a lane each, so one that shares
+    its lane with a better one is passed over.
+    """
     if not can_launch(logits_MV) or logits_MV.dtype != torch.float32:
-        return row_statistics_reference(logits_MV, label_M)
+        return row_statistics_reference(logits_MV, label_M, num_likeliest=num_likeliest)
     num_rows, vocab = logits_MV.shape
     log_sum, entropy, label_logit = (logits_MV.new_empty(num_rows) for _ in range(3))
-    best, rank = (torch.empty(num_rows, dtype=torch.int64, device=logits_MV.device) for _ in range(2))
+    likeliest = torch.empty(num_rows, num_likeliest, dtype=torch.int64, device=logits_MV.device)
+    rank = torch.empty(num_rows, dtype=torch.int64, device=logits_MV.device)
     if num_rows:
         _statistics_kernel[(num_rows,)](
-            logits_MV, best if label_M is None else label_M, log_sum, entropy, best, label_logit, rank,
-            HAS_LABEL=label_M is not None, **row_constants(vocab, tile),
+            logits_MV, rank if label_M is None else label_M, log_sum, entropy, likeliest, label_logit, rank,
+            HAS_LABEL=label_M is not None, NUM_LIKELIEST=num_likeliest, **row_constants(vocab, tile),
         )  # fmt: skip
-    is_labelled = label_M is not None
-    return RowStatistics(log_sum, entropy, best, label_logit if is_labelled else None, rank if is_labelled else None)
+    has_label = label_M is not None
+    return RowStatistics(log_sum, entropy, likeliest, label_logit if has_label else None, rank if has_label else None)
 
 
-def row_statistics_reference(logits_MV: Tensor, label_M: Tensor | None = None) -> RowStatistics:
-    """The same in plain torch."""
+def row_statistics_reference(
+    logits_MV: Tensor, label_M: Tensor | None = None, *, num_likeliest: int = 1
+) -> RowStatistics:
+    """The same in plain torch; of fewer tokens than are named, the best stands for those that lack."""
     log_sum_M = logits_MV.logsumexp(-1)
     log_q_MV = logits_MV - log_sum_M[:, None]
-    best_M = torch.where(log_sum_M.isnan(), -1, logits_MV.argmax(-1))
     entropy_M = -torch.linalg.vecdot(log_q_MV.exp(), log_q_MV)
+    likeliest_MK = logits_MV.argmax(-1, keepdim=True).repeat(1, num_likeliest)
+    if num_likeliest > 1:
+        found_MK = logits_MV.topk(min(num_likeliest, logits_MV.shape[1]), dim=-1).indices
+        likeliest_MK[:, 1 : found_MK.shape[1]] = found_MK[:, 1:]
     if label_M is None:
-        return RowStatistics(log_sum_M, entropy_M, best_M, None, None)
+        return RowStatistics(log_sum_M, entropy_M, likeliest_MK, None, None)
     label_logit_M = logits_MV.gather(1, label_M[:, None])
     rank_M = logits_MV.shape[1] - (logits_MV <= label_logit_M).sum(-1)
-    return RowStatistics(log_sum_M, entropy_M, best_M, label_logit_M[:, 0], rank_M)
+    return RowStatistics(log_sum_M, entropy_M, likeliest_MK, label_logit_M[:, 0], rank_M)
 
 
 @on_its_device
@@ -89,7 +109,8 @@ def cross_entropy_gradient(
 
     w·(hard·(q − [label]) + soft·(q − p)). Of a target that is known by its expectation p is no more than its `best` token: the
     caller adds the rest. Without a target's rows None comes back, and without them or `best` there is no soft part; without
-    `out_MV` no gradient is written. `out_MV` may be `in_their_place(logits_MV, ...)`: the logits are lost then.
+    `out_MV` no gradient is written. `out_MV` may be `in_their_place(logits_MV, ...)`: the logits are lost then. Where it is in
+    float8 neither `label_M` nor `best` is taken off: the caller keeps them exact, and chooses weights that fill that range.
     """
     assert target is None or best is None, "one target, known in one way"
     if target is None and out_MV is None:
@@ -99,7 +120,7 @@ def cross_entropy_gradient(
             logits_MV, log_sum_M, label_M, weight_M, hard=hard, soft=soft, target=target, best=best, out_MV=out_MV
         )
     num_rows, vocab = logits_MV.shape
-    soft_ce = torch.empty_like(log_sum_M)
+    soft_ce, is_coarse = torch.empty_like(log_sum_M), out_MV is not None and out_MV.dtype == COARSE
     rows = target or TargetRows(logits_MV, log_sum_M, label_M)
     if num_rows:
         _cross_entropy_kernel[(num_rows,)](
@@ -108,7 +129,7 @@ def cross_entropy_gradient(
             label_M if best is None else best.token_M, weight_M if best is None else best.p_M,
             logits_MV if out_MV is None else out_MV, soft_ce, float(hard), float(soft),
             HAS_TARGET=target is not None, HAS_ORDER=rows.order_M is not None, HAS_BEST=best is not None,
-            HAS_OUT=out_MV is not None, **out_constants(logits_MV, out_MV),
+            HAS_OUT=out_MV is not None, IS_COARSE=is_coarse, **out_constants(logits_MV, out_MV),
             **row_constants(vocab, tile),
         )  # fmt: skip
     return soft_ce if target is not None else None
@@ -121,16 +142,20 @@ def cross_entropy_gradient_reference(
     """The same in plain torch."""
     log_q_MV = logits_MV - log_sum_M[:, None]
     soft_ce_M, gradient_MV = None, log_q_MV.exp()
+    is_coarse = out_MV is not None and out_MV.dtype == COARSE
     if best is not None:
         gradient_MV = gradient_MV * ((hard + soft) * weight_M)[:, None]
-        gradient_MV.scatter_add_(1, best.token_M[:, None], (-soft * weight_M * best.p_M)[:, None])
+        if not is_coarse:
+            gradient_MV.scatter_add_(1, best.token_M[:, None], (-soft * weight_M * best.p_M)[:, None])
     elif target is None:
         gradient_MV = gradient_MV * (hard * weight_M)[:, None]
     else:
         p_MV = (target.logits_UV - target.log_sum_U[:, None]).index_select(0, target.index_M).exp()
         soft_ce_M = -torch.linalg.vecdot(p_MV, log_q_MV)
         gradient_MV = (gradient_MV * (hard + soft) - p_MV * soft) * weight_M[:, None]
-    if out_MV is not None:
+    if is_coarse and out_MV is not None:
+        out_MV.copy_(gradient_MV.clamp(-COARSE_MOST, COARSE_MOST))
+    elif out_MV is not None:
         out_MV.copy_(gradient_MV.scatter_add_(1, label_M[:, None], (-hard * weight_M)[:, None]))
     return soft_ce_M
 
@@ -171,8 +196,8 @@ def row_constants(vocab: int, tile: RowTile) -> dict[str, int]:
 
 @jit(slices=("label_ptr",))
 def _statistics_kernel(
-    logits_ptr, label_ptr, log_sum_ptr, entropy_ptr, best_ptr, label_logit_ptr, rank_ptr,
-    VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_LABEL: tl.constexpr, STAGES: tl.constexpr,
+    logits_ptr, label_ptr, log_sum_ptr, entropy_ptr, likeliest_ptr, label_logit_ptr, rank_ptr,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_LABEL: tl.constexpr, NUM_LIKELIEST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One row. Each lane keeps its own highest number, and its sums relative to that, which are shrunk once for four
     numbers: an exponential a number and a quarter. With two this was bound by them, at half of the memory's rate."""
@@ -218,8 +243,11 @@ def _statistics_kernel(
     log_sum = top + tl.log(total)
     tl.store(log_sum_ptr + row, log_sum)
     tl.store(entropy_ptr + row, log_sum - tl.sum(moment * shrink, 0) / total)
-    first = tl.min(tl.where(peak == top, best, 2147483647), 0)
-    tl.store(best_ptr + row, tl.where(log_sum == log_sum, first, -1).to(tl.int64))
+    for place in tl.static_range(NUM_LIKELIEST):
+        first = tl.min(tl.where(peak == top, best, 2147483647), 0)
+        tl.store(likeliest_ptr + row * NUM_LIKELIEST + place, tl.where(first < VOCAB, first, 0).to(tl.int64))
+        peak = tl.where(best == first, -1.0e30, peak)
+        top = tl.max(peak, 0)
     if HAS_LABEL:
         tl.store(rank_ptr + row, (VOCAB - tl.sum(behind, 0)).to(tl.int64))
 
@@ -229,7 +257,7 @@ def _cross_entropy_kernel(
     logits_ptr, log_sum_ptr, label_ptr, weight_ptr, target_ptr, target_log_sum_ptr, target_row_ptr, order_ptr, best_ptr, best_p_ptr, out_ptr,
     soft_ce_ptr, hard, soft,
     VOCAB: tl.constexpr, TILE: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BEST: tl.constexpr,
-    HAS_OUT: tl.constexpr, STAGES: tl.constexpr,
+    HAS_OUT: tl.constexpr, IS_COARSE: tl.constexpr, STAGES: tl.constexpr,
     OUT_WIDTH: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """In place, a tile's gradient is no longer than its logits and overwrites nothing beyond them: what lies behind has
@@ -261,9 +289,10 @@ def _cross_entropy_kernel(
             cross += p * log_q
             gradient -= soft * weight * p
         if HAS_OUT:
-            gradient -= tl.where(at == label, hard * weight, 0.0)
-            if HAS_BEST:
-                gradient -= tl.where(at == best, taken, 0.0)
+            if not IS_COARSE:
+                gradient -= tl.where(at == label, hard * weight, 0.0)
+                if HAS_BEST:
+                    gradient -= tl.where(at == best, taken, 0.0)
             if IN_PLACE:
                 tl.debug_barrier()
             tl.store(out_ptr + row * OUT_WIDTH + at, gradient.to(out_ptr.dtype.element_ty), mask=at < VOCAB)

@@ -1,0 +1,153 @@
+"""What the hidden states' gradient in fp8 costs a training in quality: the same trainings with it and with the full head.
+
+    python -m benchmarks.hidden_gradient SPEC.json --data FOLDER --cache FOLDER [--seeds 3] [--no-decoding] [--out FILE]
+
+SPEC.json is a resolved branch (`python -m benchmarks.ladder --resolve`); its target is loaded for real. For each seed
+the trainings are made from the same start over the same rows; a third one has the full head in chunks of half the length,
+which rounds otherwise and is no worse, so that one can see what rounding does to a training at all. Printed as JSON
+lines: the loss and acceptance of the last third of the steps, the acceptance by decoding held-out prompts, and, at the start, the middle and the end of each
+training, how far the fp8 gradient and the full one are from float64 on the rows of that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from remote.drafter import workbench
+from remote.drafter.coarse_head import CoarseHead
+from remote.drafter.data import Dataset, read_chats
+from remote.drafter.evaluate import evaluate
+from remote.drafter.loss import drafter_loss
+from remote.drafter.measure import Meter
+from remote.drafter.metrics import metrics
+from remote.drafter.prepare import load_rows
+from remote.drafter.step import MicroBatch, anchor_slots, assemble, run_step
+from remote.drafter.target import Target, load_target, tables
+from remote.drafter.teacher import Expectation
+from remote.drafter.workbench import Workbench
+from remote.spec import DFlashSpec, load
+
+WAYS = ("full", "fp8")
+TWIN = "full, other chunks"
+TRAINED = (*WAYS, TWIN)  # a processor trains with the full head alone
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    spec = load(options.spec)
+    assert isinstance(spec, DFlashSpec), "the bundled trainer's recipes alone have this gradient"
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":  # as a training there would choose
+        spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, dtype="auto"))
+    choices = workbench.choose(_asking(spec, "full", seed=0), device)
+    target = load_target(spec.target, cache=options.cache, device=device, dtype=choices.dtype)
+    dataset = load_rows(spec, target, data_dir=options.data, cache=options.cache)
+    with Path(options.out or os.devnull).open("a", encoding="utf-8") as file:
+        for seed in range(options.seeds):
+            for way in TRAINED:
+                prompts = None if options.no_decoding else options.data / spec.data.held_out
+                for line in _train(_asking(spec, way, seed=seed), target, dataset, device, prompts):
+                    text = json.dumps({"seed": seed, "hidden_gradient": way, **line})
+                    print(text, flush=True)
+                    file.write(text + "\n")
+                    file.flush()
+    return 0
+
+
+def _asking(spec: DFlashSpec, way: str, *, seed: int) -> DFlashSpec:
+    gradient: Any = "fp8" if way == "fp8" else "full"
+    chunk_tokens = spec.loss.chunk_tokens // 2 if way == TWIN else spec.loss.chunk_tokens
+    return dataclasses.replace(
+        spec,
+        loss=dataclasses.replace(spec.loss, hidden_gradient=gradient, chunk_tokens=chunk_tokens),
+        train=dataclasses.replace(spec.train, seed=seed),
+        evaluate=dataclasses.replace(spec.evaluate, tree_budgets=[], compare_untrained=False),
+    )
+
+
+def _train(
+    spec: DFlashSpec, target: Target, dataset: Dataset, device: torch.device, prompts: Path | None
+) -> Iterator[dict[str, Any]]:
+    embedding_VH, head_VH = tables(target, outlive_it=False)
+    embed: Callable[[Tensor], Tensor] = partial(F.embedding, weight=embedding_VH)
+    choices = workbench.choose(spec, device)
+    bench = workbench.build(spec, choices, meter=Meter(device), embed=embed, head_VH=head_VH)
+    num_slots = anchor_slots(spec.data, most_documents=dataset.most_documents)
+    last, began_s, sums = spec.train.num_steps, time.monotonic(), []
+    batches = dataset.batches(range(last), num_rows=spec.train.rows_per_step)
+    for step, batch in enumerate(batches, 1):
+        micro_batch = assemble(batch, bench, num_slots=num_slots)
+        if step in (1, last // 2, last):
+            yield {"kind": "gradient", "step": step, **_errors(micro_batch, bench)}
+        found = run_step(step, [micro_batch], bench).sums
+        if step > last - last // 3:
+            sums.append(found)
+    told = metrics(sum(sums[1:], sums[0]))
+    shown = {name: told[name] for name in ("loss", "accuracy", "acceptance_length")}
+    yield {"kind": "trained", "steps": last, "s": round(time.monotonic() - began_s, 1), **shown, "why": choices.reasons["hidden gradient"]}  # fmt: skip
+    if prompts is None:
+        return
+    for row in evaluate(bench.drafter, target, spec, prompts=read_chats(prompts)).rows:
+        yield {"kind": "decoded", "protocol": row.protocol, **row.values}
+
+
+def _errors(micro_batch: MicroBatch, bench: Workbench) -> dict[str, float]:
+    """Relative errors of the gradient of these rows' hidden states against float64, by either way, and of the loss's mean
+    entropy on what is right, which says how peaked the drafter is."""
+    with torch.no_grad():
+        hidden_MH = bench.shared(
+            micro_batch.features_SC, bench.embed(micro_batch.blocks.distinct_ids), micro_batch.row, micro_batch.blocks,
+            micro_batch.plan.index_M,
+        )  # fmt: skip
+    exact = _gradient(micro_batch, bench, hidden_MH.double(), coarse=None)
+    ways = {"full": None, "fp8": CoarseHead.of(bench.head_VH)}
+    found = {way: _gradient(micro_batch, bench, hidden_MH, coarse=coarse) for way, coarse in ways.items()}
+    errors = {f"{way}_error": float((found[way].double() - exact).norm() / exact.norm()) for way in WAYS}
+    return errors | {"fp8_cosine": float(F.cosine_similarity(found["fp8"].double().flatten(), exact.flatten(), dim=0))}
+
+
+def _gradient(micro_batch: MicroBatch, bench: Workbench, hidden_MH: Tensor, *, coarse: CoarseHead | None) -> Tensor:
+    leaf, teacher = hidden_MH.detach().requires_grad_(), micro_batch.teacher
+    if leaf.dtype == torch.float64 and isinstance(teacher, Expectation):
+        floats = (each.double() if each.is_floating_point() else each for each in teacher.tensors)
+        teacher = Expectation(*floats)
+    elif leaf.dtype == torch.float64 and isinstance(teacher, Tensor):
+        teacher = teacher.double()
+    sums = drafter_loss(
+        leaf, micro_batch.blocks, head_VH=bench.head_VH.to(leaf.dtype), teacher=teacher, spec=bench.spec.loss,
+        plan=micro_batch.plan, is_fused=leaf.dtype != torch.float64, coarse_head=coarse,
+    )  # fmt: skip
+    (gradient,) = torch.autograd.grad(sums.objective(), leaf)
+    return gradient
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hidden_gradient", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("spec", type=Path, help="a resolved branch")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the recipe's JSONL files")
+    parser.add_argument("--cache", type=Path, required=True, help="where hidden states and conversions are kept")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of either way")
+    parser.add_argument(
+        "--no-decoding", action="store_true", help="trainings alone: decoding takes longer than they do"
+    )
+    parser.add_argument("--out", type=Path, help="a file for the lines, beside standard output")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,244 @@
+"""The gradient made with the head in eight bits: its arithmetic exactly, its error against float64, where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from remote.coherence import cross_field_errors
+from remote.drafter import coarse_head, loss_fused
+from remote.drafter.coarse_head import CoarseHead, ExactTokens
+from remote.drafter.kernels import cross_entropy, exact_rows
+from remote.drafter.loss import drafter_loss
+from remote.spec import LossSpec
+from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
+from tests.remote.packed import blocks_of, packed_row, relative_error
+from tests.remote.specs import tiny_spec
+from tests.remote.test_loss import SPECS, VOCAB, case, expected, taught
+
+HARD = [name for name, spec in SPECS.items() if spec.terms.get("ce")]
+
+
+def gradient_of(spec: LossSpec, tensors: tuple, *, ahead: bool) -> tuple[float, Tensor]:
+    _, blocks, hidden_TH, head_VH, teacher_SH = tensors
+    hidden, teacher = hidden_TH.detach().requires_grad_(), taught(teacher_SH, head_VH, ahead=ahead)
+    sums = drafter_loss(
+        hidden, blocks, head_VH=head_VH, teacher=teacher, spec=spec, is_fused=True, coarse_head=CoarseHead.of(head_VH)
+    )
+    sums.objective().backward()
+    assert hidden.grad is not None
+    return float(sums.objective().detach()), hidden.grad
+
+
+def by_loops(spec: LossSpec, tensors: tuple) -> tuple[float, Tensor]:
+    row, blocks, hidden_TH, head_VH, teacher_SH = tensors
+    hidden = hidden_TH.clone().requires_grad_()
+    oracle = expected(spec, row, blocks, hidden, head_VH, teacher_SH)
+    oracle["loss"].backward()
+    assert hidden.grad is not None
+    return float(oracle["loss"].detach()), hidden.grad
+
+
+def in_float32(tensors: tuple) -> tuple:
+    row, blocks, *others = tensors
+    return (row, blocks, *(tensor.float() for tensor in others))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [7, 1000])
+@pytest.mark.parametrize("name", HARD)
+def test_where_every_token_is_exact_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, name: str, chunk_tokens: int, ahead: bool
+) -> None:
+    """The coefficients of the exact tokens alone: against the loops in float64, labels among the likeliest and not."""
+    monkeypatch.setattr(loss_fused, "NUM_LIKELIEST", VOCAB)
+    spec, tensors = replace(SPECS[name], chunk_tokens=chunk_tokens), case()
+
+    value, gradient = gradient_of(spec, in_float32(tensors), ahead=ahead)
+
+    exact_value, exact_gradient = by_loops(spec, tensors)
+    assert value == pytest.approx(exact_value, rel=1e-5)
+    assert relative_error(gradient, exact_gradient) < 1e-5
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", HARD)
+def test_what_is_coarse_costs_little_and_the_loss_nothing(name: str, ahead: bool) -> None:
+    spec, tensors = SPECS[name], case()
+
+    value, gradient = gradient_of(spec, in_float32(tensors), ahead=ahead)
+
+    exact_value, exact_gradient = by_loops(spec, tensors)
+    assert value == pytest.approx(exact_value, rel=1e-5)
+    assert 1e-5 < relative_error(gradient, exact_gradient) < 0.02
+
+
+def test_the_coarse_product_is_that_of_the_rounded_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarse_head, "SLICE", 7)  # not a part of the vocabulary
+    monkeypatch.setattr(coarse_head, "MADE_AT_ONCE", 80)
+    generator = torch.Generator().manual_seed(0)
+    head_VH = torch.randn(48, 16, generator=generator) * torch.logspace(-3, 2, 48)[:, None]
+    weight_MV = (100 * torch.randn(5, 48, generator=generator)).to(cross_entropy.COARSE)
+
+    head = CoarseHead.of(head_VH)
+    found_MH = head.weighted_rows(weight_MV)
+
+    rounded_VH = head.weight_HV.double().T * head.scale.double()
+    assert relative_error(found_MH, weight_MV.double() @ rounded_VH) < 1e-6
+    error_VH, size_VH = (rounded_VH - head_VH.double()).abs(), head_VH.double().abs()
+    assert (error_VH <= 2**-4 * size_VH + 2**-10 * head.scale).all()  # half a step of three bits, or of the smallest
+    assert (error_VH > 0.03 * size_VH).any()
+
+    assert not CoarseHead.of(torch.zeros(16, 16)).weighted_rows(torch.ones(1, 16).to(cross_entropy.COARSE)).any()
+
+
+def test_a_token_named_twice_counts_once() -> None:
+    """Label, likeliest and the target's best are the same token in the first slot, all others in the second."""
+    logits_MV = torch.tensor([[0.0, 3.0, 1.0, -1.0], [2.0, 0.0, 1.0, -1.0]])
+    label_M, weight_M = torch.tensor([1, 3]), torch.tensor([1.0, 0.5])
+    read = cross_entropy.row_statistics(logits_MV, label_M, num_likeliest=1)
+
+    exact = ExactTokens.of(logits_MV, read, label_M, weight_M, hard=1.0, soft=0.0, target=None, expected=None)
+
+    q_MV = logits_MV.double().softmax(-1)
+    assert exact.token_MK.tolist() == [[1, 1], [3, 0]]
+    assert exact.coefficient_MK[0].tolist() == pytest.approx([float(q_MV[0, 1]) - 1, 0.0])
+    assert exact.coefficient_MK[1].tolist() == pytest.approx([0.5 * (float(q_MV[1, 3]) - 1), 0.5 * float(q_MV[1, 0])])
+
+
+def test_a_slot_of_no_weight_has_no_gradient() -> None:
+    row, blocks, hidden_TH, head_VH, teacher_SH = in_float32(case())
+
+    _, gradient = gradient_of(LossSpec(gamma=0.01), (row, blocks, hidden_TH, head_VH, teacher_SH), ahead=True)
+
+    assert torch.isfinite(gradient).all()  # w_k = exp(-(k-1)/gamma) is zero in float32 from the third slot on
+    assert gradient.any()
+
+
+def test_a_bad_number_stays_bad() -> None:
+    row, blocks, hidden_TH, head_VH, teacher_SH = in_float32(case())
+    at = int(blocks.supervised_T.nonzero()[3])
+    hidden_TH[at, 0] = torch.nan
+
+    value, gradient = gradient_of(SPECS["ce + kl"], (row, blocks, hidden_TH, head_VH, teacher_SH), ahead=True)
+
+    assert value != value
+    assert not torch.isfinite(gradient[at]).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"loss": {"terms": {"ce": 1.0}}}, []),
+        ({"loss": {"terms": {"ce": 1.0, "kl": 0.5, "soft_ce": 0.5, "cap": 2.0}}}, []),
+        ({"loss": {"terms": {"kl": 1.0}}}, ["which needs at least as much of ce as of soft terms; here are 0 and 1"]),
+        ({"loss": {"terms": {"ce": 0.1, "kl": 0.15}}}, ["which needs at least as much of ce as of soft terms; here are 0.1 and 0.15"]),
+        ({"loss": {"terms": {"cap": 1.0}}}, ["which needs at least as much of ce as of soft terms; here are 0 and 0"]),
+        ({"target": {"vocab_size": 151_937}}, ["whose product takes multiples of 16; the target has vocab_size 151,937"]),
+        ({"train": {"kernels": "torch", "dtype": "float32"}}, ["which is a part of draftyard's own kernels; train.kernels is torch", "which belongs to bfloat16; train.dtype is float32"]),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_fp8_would_harm_or_cannot_take_is_told_why(changes: dict, told: list[str]) -> None:
+    spec = tiny_spec(**{"loss": {"hidden_gradient": "fp8"} | changes.pop("loss", {}), **changes})
+
+    assert cross_field_errors(spec) == [("loss.hidden_gradient", f"is fp8, {why}") for why in told]
+
+
+# ---- the kernels, in Triton's interpreter
+
+
+def check_exact_rows(device: torch.device, *, width: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(width)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    product, head, other = drawn(5, width), drawn(30, width).to(dtype), drawn(5, width)
+    scale, coefficient, other_scale = drawn(5), drawn(5, 3), drawn(5)
+    token = torch.randint(0, 30, (5, 3), generator=generator).to(device)
+    for named in ({}, {"other_MH": other, "other_scale_M": other_scale}):
+        ours = exact_rows.add_exact_rows(product.clone(), scale, token, coefficient, head, **named)
+        exact = exact_rows.add_exact_rows_reference(
+            product.double(), scale.double(), token, coefficient.double(), head.double(),
+            **{name: tensor.double() for name, tensor in named.items()},
+        )  # fmt: skip
+        assert relative_error(ours, exact) < 1e-6
+
+
+@pytest.mark.slow  # the interpreter takes about a second a case
+@in_interpreter
+@pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (1500, torch.float16)])
+def test_exact_rows_equal_float64(width: int, dtype: torch.dtype) -> None:
+    check_exact_rows(CPU, width=width, dtype=dtype)
+
+
+def check_likeliest(device: torch.device, *, vocab: int, count: int) -> None:
+    """The first is the best, all are tokens, none stands twice where there are enough, each is the best of its lane."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(6, vocab, generator=generator).to(device)
+
+    read = cross_entropy.row_statistics(logits, num_likeliest=count)
+
+    assert torch.equal(read.likeliest_MK[:, 0], logits.argmax(-1))
+    assert int(read.likeliest_MK.min()) >= 0
+    assert int(read.likeliest_MK.max()) < vocab
+    if vocab >= count:
+        assert all(len(set(row)) == count for row in read.likeliest_MK.tolist())
+        found = logits.gather(1, read.likeliest_MK)
+        assert torch.equal(found, found.sort(-1, descending=True).values)
+
+
+@pytest.mark.slow  # the interpreter takes about a second a case
+@in_interpreter
+@pytest.mark.parametrize(("vocab", "count"), [(53, 4), (3, 4), (5001, 4), (64, 1)])
+def test_the_likeliest_are_the_best_of_their_lanes(vocab: int, count: int) -> None:
+    check_likeliest(CPU, vocab=vocab, count=count)
+
+
+# ---- on a card
+
+
+@needs_cuda
+@pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (5120, torch.bfloat16)])
+def test_exact_rows_on_cuda_equal_float64(width: int, dtype: torch.dtype) -> None:
+    check_exact_rows(CUDA, width=width, dtype=dtype)
+
+
+@needs_cuda
+@pytest.mark.parametrize(("vocab", "count"), [(53, 4), (3, 4), (248_320, 4)])
+def test_the_likeliest_on_cuda(vocab: int, count: int) -> None:
+    check_likeliest(CUDA, vocab=vocab, count=count)
+
+
+@needs_cuda
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("scale", [0.15, 0.5, 1.0])  # of head and hidden states: flat, and ever more peaked
+@pytest.mark.parametrize("name", ["ce", "ce + kl", "d-pace with everything", "ce on the teacher's argmax"])
+def test_a_coarse_gradient_on_cuda_against_float64(name: str, scale: float, ahead: bool) -> None:
+    """A real vocabulary in bfloat16; the full head's own error stands in the message."""
+    row = packed_row([60, 40], vocab=151_936)
+    blocks = blocks_of(row, num_slots=8, block_size=16)
+    generator = torch.Generator().manual_seed(2)
+    sizes = ((128, 256), (151_936, 256), (100, 256))
+    hidden, head, teacher = (
+        (scale * torch.randn(*size, generator=generator)).to(CUDA, torch.bfloat16) for size in sizes
+    )
+    spec = replace(SPECS[name], chunk_tokens=50)
+    tensors = (row, blocks.to("cuda"), hidden, head, teacher)
+
+    value, gradient = gradient_of(spec, tensors, ahead=ahead)
+
+    found = {}
+    for is_fused, dtype in ((True, torch.bfloat16), (False, torch.float64)):
+        leaf = hidden.to(dtype).detach().requires_grad_()
+        table = head.to(dtype)
+        sums = drafter_loss(leaf, tensors[1], head_VH=table, teacher=teacher.to(dtype), spec=spec, is_fused=is_fused)
+        sums.objective().backward()
+        found[dtype] = float(sums.objective().detach()), leaf.grad
+    exact_value, exact = found[torch.float64]
+    full = relative_error(found[torch.bfloat16][1], exact)
+    assert value == pytest.approx(exact_value, rel=1e-3)
+    assert relative_error(gradient, exact) < max(0.01, 3 * full), f"the full head is off by {full:.1e}"
