@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,30 @@ from orchestrator.store import migrations
 from orchestrator.store.faults import told_plainly
 
 
+@dataclass(frozen=True)
+class _Opened:
+    sqlite: sqlite3.Connection
+    is_empty: bool = False  # no database is there
+    immutable: tuple[int, ...] | None = None  # the stamp of the files, where SQLite reads them as such
+    is_stale: bool = False  # of an older schema
+
+
 class ReadConnection:
     """Asks one database. Threads may share it, but for one whose handlers call Python (`reads.Reader.give_way`)."""
 
     def __init__(self, path: Path, *, busy_timeout_s: float = migrations.BUSY_TIMEOUT_S) -> None:
         self.path = path
         self._busy_timeout_s = busy_timeout_s
-        self._generation = 0
-        self._is_empty = True
-        self._still: tuple[int, ...] | None = None  # how the files lay, where they are read as they lie
+        self._generation = 1
+        self._stand: tuple[Callable[..., None], int] | None = None
+        self._turn = threading.Lock()
+        self._before: _Opened | None = None
         with told_plainly(path):
-            self._sqlite = self._open()
+            self._opened = self._open()
 
     def close(self) -> None:
-        self._sqlite.close()
+        for opened in filter(None, (self._before, self._opened)):
+            opened.sqlite.close()
 
     def all(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         """Every row of the answer, by number and by name. Raises StoreError."""
@@ -44,58 +56,86 @@ class ReadConnection:
     def sqlite(self) -> Iterator[sqlite3.Connection]:
         """The connection itself, for what is shared with the writing half. Raises StoreError."""
         with told_plainly(self.path):
-            yield self._sqlite
+            if self._opened.immutable is not None:  # what SQLite answered of one that has changed would be of two times
+                self._open_anew_if(lambda opened: opened.immutable not in (None, _stamp(self.path)))
+            yield self._opened.sqlite
 
     @property
     def is_absent(self) -> bool:
         """Whether no database was there when it was opened last."""
-        return self._is_empty
+        return self._opened.is_empty
 
     def data_version(self) -> int:
         """A number that changes when anybody else has committed, or has made the database; asking costs microseconds."""
         with told_plainly(self.path):
-            has_come = self._is_empty and _is_there(self.path)
-            if has_come or (self._still is not None and self._still != _stamp(self.path)):
-                self._sqlite.close()
-                self._sqlite = self._open()
-        return self._generation << 32 | int(self.all("PRAGMA data_version")[0][0])
+            if self.is_absent:
+                self._open_anew_if(lambda opened: opened.is_empty and _is_there(self.path))
+        version = int(self.all("PRAGMA data_version")[0][0])  # may open anew itself
+        return self._generation << 32 | version
 
     def wait_at_most(self, busy_timeout_s: float) -> None:
         """How long each question from now on may wait for whoever has locked the database."""
         self._busy_timeout_s = max(0.0, busy_timeout_s)
         self.all(f"PRAGMA busy_timeout = {math.ceil(self._busy_timeout_s * 1000)}")
 
-    def _open(self) -> sqlite3.Connection:
-        self._generation += 1
-        self._is_empty = not _is_there(self.path)
-        if self._is_empty:
+    def stand_meanwhile(self, stand: Callable[..., None], *, steps: int) -> None:
+        """`stand` is called before each question, and every so many steps of one, however often it is opened anew."""
+        with self.sqlite() as connection:
+            self._stand = stand, steps
+            _stand_meanwhile(connection, self._stand)
+
+    def _open_anew_if(self, is_due: Callable[[_Opened], bool]) -> None:
+        """Where that fails, all is as it was, and the next question tries again.
+
+        The one before stays open until then: another thread may be reading it, and it holds no lock of anybody's.
+        """
+        with self._turn:
+            if not is_due(self._opened):
+                return
+            opened = self._open()
+            if self._before is not None:
+                self._before.sqlite.close()
+            self._before, self._opened = self._opened, opened
+            self._generation += 1
+
+    def _open(self) -> _Opened:
+        if not _is_there(self.path):
             connection = sqlite3.connect(":memory:", check_same_thread=False)
-            connection.row_factory = sqlite3.Row
             connection.executescript(migrations.schema_sql())
-            return connection
-        connection, is_stale = self._opened()
-        if is_stale:
-            migrations.migrate(self.path)
-        connection.row_factory = sqlite3.Row
-        return connection
+            opened = _Opened(connection, is_empty=True)
+        else:
+            opened = self._open_file()
+        opened.sqlite.row_factory = sqlite3.Row
+        if self._stand is not None:
+            _stand_meanwhile(opened.sqlite, self._stand)
+        return opened
 
-    def _opened(self) -> tuple[sqlite3.Connection, bool]:
-        """And whether it is of an older schema."""
-        self._still = None
+    def _open_file(self) -> _Opened:
         try:
-            return _looked_into(
-                migrations.connect(self.path, readonly=True, busy_timeout_s=self._busy_timeout_s), self.path
-            )
+            connection = migrations.connect(self.path, readonly=True, busy_timeout_s=self._busy_timeout_s)
+            opened = _looked_into(connection, self.path)
         except (sqlite3.DatabaseError, StoreError) as error:
-            if not _lacks_shared_memory(error) or _has_log(self.path):
+            stamp = _stamp(self.path)  # the one that is judged is the one that is kept: a log may come in between
+            if not _lacks_shared_memory(error) or _has_log(stamp):
                 raise
-        self._still = _stamp(self.path)
-        return _looked_into(migrations.connect(self.path, readonly=True, is_still=True), self.path)
+            opened = _looked_into(migrations.connect(self.path, readonly=True, is_immutable=True), self.path, stamp)
+        if opened.is_stale:
+            try:
+                migrations.migrate(self.path)
+            except StoreError:
+                opened.sqlite.close()
+                raise
+        return opened
 
 
-def _looked_into(connection: sqlite3.Connection, path: Path) -> tuple[sqlite3.Connection, bool]:
+def _stand_meanwhile(connection: sqlite3.Connection, stand: tuple[Callable[..., None], int]) -> None:
+    connection.set_trace_callback(stand[0])
+    connection.set_progress_handler(*stand)
+
+
+def _looked_into(connection: sqlite3.Connection, path: Path, immutable: tuple[int, ...] | None = None) -> _Opened:
     try:
-        return connection, migrations.needs_migration(connection, path)
+        return _Opened(connection, immutable=immutable, is_stale=migrations.needs_migration(connection, path))
     except (sqlite3.DatabaseError, StoreError):
         connection.close()
         raise
@@ -108,9 +148,9 @@ def _lacks_shared_memory(error: Exception) -> bool:
     return code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
 
 
-def _has_log(path: Path) -> bool:
+def _has_log(stamp: tuple[int, ...]) -> bool:
     """Whether the newest words lie in a file beside it, which nobody reads without shared memory."""
-    return any(size > 0 for size in _stamp(path)[2:])
+    return any(size > 0 for size in stamp[2:])
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -73,9 +73,7 @@ class Reader:
         SQLite calls it while it holds the connection: a second thread would wait for that with Python's lock in its hands, and both
         for ever. So this thread is the only one that may ask from now on.
         """
-        with self.database.sqlite() as connection:
-            connection.set_trace_callback(stand)
-            connection.set_progress_handler(stand, steps)
+        self.database.stand_meanwhile(stand, steps=steps)
         self._its_thread = threading.get_ident()
 
     def close(self) -> None:

@@ -266,6 +266,49 @@ def test_a_reader_that_was_opened_on_a_full_disk_sees_what_is_written_later(smal
 
 
 @pytest.mark.slow
+def test_a_reader_that_was_opened_on_a_full_disk_sees_what_is_written_later_without_asking_for_it(
+    small_disk: Path,
+) -> None:
+    """`logs -f` asks for the run alone, again and again: it waited for an end that had long been written."""
+    _filled_with_words(small_disk / "runs.db")
+    _fill(small_disk)
+    with Reader(small_disk / "runs.db") as reader:
+        assert reader.run(RUN).note == ""
+        (small_disk / "filler").unlink()
+
+        with Store(small_disk / "runs.db") as store:
+            store.note(RUN, "a word")
+            assert reader.run(RUN).note == "a word"
+        assert reader.run(RUN).note == "a word"
+
+
+@pytest.mark.slow
+def test_a_reader_that_could_not_be_opened_anew_answers_once_it_can(small_disk: Path) -> None:
+    _filled_with_words(small_disk / "runs.db")
+    _fill(small_disk)
+    log = small_disk / "runs.db-wal"
+    with Reader(small_disk / "runs.db") as reader:
+        before = reader.data_version()
+        (small_disk / "filler").unlink()
+        log.write_bytes(b"x" * 4096)
+        _fill(small_disk)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="its disk is full: make room there"):
+                reader.data_version()
+            with pytest.raises(StoreError, match="its disk is full: make room there"):
+                reader.run(RUN)
+
+        (small_disk / "filler").unlink()
+        log.unlink()
+
+        assert reader.run(RUN).state == State.FAILED
+        with Store(small_disk / "runs.db") as store:
+            store.note(RUN, "a word")
+        assert reader.data_version() != before
+        assert reader.run(RUN).note == "a word"
+
+
+@pytest.mark.slow
 def test_words_that_only_the_log_beside_the_database_has_are_never_passed_over(
     small_disk: Path, tmp_path: Path
 ) -> None:

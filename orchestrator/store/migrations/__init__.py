@@ -43,13 +43,13 @@ def newest_version() -> int:
 
 
 def connect(
-    path: Path, *, readonly: bool = False, is_still: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S
+    path: Path, *, readonly: bool = False, is_immutable: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S
 ) -> sqlite3.Connection:
     """A connection with every setting this database relies on. It migrates nothing. Raises StoreError.
 
-    `is_still`: nobody writes there, so it is read without locks, and without files of SQLite's own beside it.
+    `is_immutable`: nobody writes there, so it is read without locks, and without files of SQLite's own beside it.
     """
-    mode = ("ro" if readonly else "rwc") + ("&immutable=1" if is_still else "")
+    mode = ("ro" if readonly else "rwc") + ("&immutable=1" if is_immutable else "")
     with told_plainly(path):
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
