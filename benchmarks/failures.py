@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from orchestrator.failure import Findings, Told, causes, from_log
 from tests.orchestrator import failure_corpus as corpus
 from tests.orchestrator.failure_corpus import CORPUS, Case
+from tests.orchestrator.failure_handled import HANDLED
 from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS, WRAPPERS
 
@@ -92,6 +93,7 @@ GROUPS: Mapping[str, Sequence[Case]] = {
     "logs: boxes, colours, journals, groups, Ray": COATS,
     "GPU: behind the words of a pool, a launcher, a trainer": WRAPPERS,
     "such words about another job, day or machine": WRAPPED_QUOTATIONS,
+    "handled and gone on from; a test's words; who else speaks": HANDLED,
 }
 
 

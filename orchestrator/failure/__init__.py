@@ -44,6 +44,7 @@ from orchestrator.units import format_size
 
 FULL_BELOW_BYTES = 8 * 1024 * 1024  # a disk or /dev/shm with less than this free was full
 SIGBUS, SIGKILL = 7, 9
+MOST_WAITING = 16  # tracebacks behind that of a cause: a machine's ranks, and what started them
 UNEXPLAINED = "unexplained"  # ended badly, and nothing that is known says why
 
 
@@ -199,11 +200,14 @@ def from_log(text: str, source: str, *, grows_segments: bool | None = None) -> l
     found = list(blocks(text))
     last = _last_of_each(found)
     known = _grows(grows_segments)
-    return [_from_block(block, source, known) for block in found if block.is_system or block in last]
+    return [_from_block(block, source, known) for block in found if block.is_system or id(block) in last]
 
 
-def _last_of_each(found: Sequence[Block]) -> list[Block]:
-    """The last traceback of each process; with the one before it where the last is of what only waited for that one."""
+def _last_of_each(found: Sequence[Block]) -> set[int]:
+    """By identity the last traceback of each process; with the one before it where the last is of what only waited for it.
+
+    More than MOST_WAITING in a row are no ranks and launchers of one end.
+    """
     kept: dict[str, list[Block]] = {}
     for block in found:
         if block.is_system:
@@ -212,7 +216,8 @@ def _last_of_each(found: Sequence[Block]) -> list[Block]:
         if not (block.follows and _only_waited(block)):
             own.clear()
         own.append(block)
-    return [block for own in kept.values() for block in own]
+    few = (own if len(own) <= 1 + MOST_WAITING else own[-1:] for own in kept.values())
+    return {id(block) for own in few for block in own}
 
 
 def _only_waited(block: Block) -> bool:

@@ -26,15 +26,26 @@ _WRAPPED = re.compile(
     r"(?P<own>(?:CUDA|HIP|XPU|NPU) (?:out of memory\. Tried to allocate [^\n]*GPU \d|(?P<short>out of memory\.|error: out of memory\s*$))(?s:.*))",
     re.MULTILINE,
 )
-_FAILED = re.compile(
-    r"(?i)\b(fail(s|ed|ure)|raised|error|exception|crashed|died|aborted"
-    r"|(worker|rank|process|child|actor|replica|device|gpu|stage|thread|shard|step|trial) ?#?\d+)\b"
+_PART = r"(?:worker|rank|process|child|actor|replica|device|gpu|stage|thread|shard|epoch|batch|step|trial) ?#?\d+"
+_START = rf"\A\s*(?:{_CLASS}: ?)*"
+_FAILED = re.compile(  # a part and what became of it, or the parts alone: `[rank 3] step 41: `; two words make a kind of error
+    rf"(?i)\b(fail(s|ed|ure)|raised|crashed|died|aborted)\b|({_START}|[:\]] )(\w+ ){{0,2}}(error|exception)\b"
+    rf"|{_START}(\[\w+\] )*\W*{_PART}([\]),:]* (on |of |in )?[\[(]?{_PART})*\W*\Z"
 )
-_QUOTES = re.compile(  # another day, job or machine; a path
-    r"(?i)\b(last|yesterday|previous\w*|earlier|before|old|ago|note|was|were|saw|seen|said|says|replied|known|found|logs?"
-    r"|jobs?|run \w+|resum\w*|again|https?|requests?|server|service|peer|remote|node|host|client|ssh)\b|/|\d{4}-\d\d-\d\d"
+_QUOTES = re.compile(  # another day, job or machine; a path; what was expected, did not happen, or is looked up
+    r"(?i)\b(last|yesterday|previous\w*|earlier|before|old|ago|note|was|were|saw|seen|said|says|read|replied|known|found"
+    r"|(in|from|of|see) (\w+ )?logs?|jobs?|run \w+|resum\w*|again|https?|requests?|server|service|peer|remote|node|host|client"
+    r"|ssh|not?|never|none|without|unknown|cannot|\w+n't|expect\w*|should|match\w*|handlers?|pattern\w*|tests?|tables?|parse\w*"
+    r"|lines?)\b|/|\d{4}-\d\d-\d\d"
 )
-_NO_WRAPPER = re.compile(rf"{ELSEWHERE}|RankLost|WayLost")
+_OWN_PLACE = re.compile(
+    r"\b(?:in|at) /[^\s:]+\.py(?::\d+)?\b|\bon (?:this |the )?(?:node|host)(?= (?:failed|raised|died|crashed)\b)"
+)
+# Nobody hands an error on in one of these: they tell what a test saw, or a value that was not understood.
+_NO_WRAPPER = re.compile(
+    rf"{ELSEWHERE}|RankLost|WayLost|(^|\.)(Assertion|Key|Value|Type|Index|Lookup|Attribute|Name|Syntax|NotImplemented)Error$"
+    r"|^re\.error$|PatternError$|JSONDecodeError$|^_pytest\.|^unittest\."
+)
 
 # A process, a thread or a compiler hands on the error of another part of the same job, with its traceback or its line.
 _CARRIES = re.compile(
@@ -53,7 +64,8 @@ def own_words(kind: str, message: str) -> tuple[str, str]:
     found = None if _NO_WRAPPER.search(kind) else _WRAPPED.match(message)
     if found is None or (found["short"] and not found["kind"]):
         return kind, message
-    if _QUOTES.search(found["before"]) or not _FAILED.search(found["before"]):
+    before = _OWN_PLACE.sub("", found["before"])
+    if _QUOTES.search(before) or not _FAILED.search(before):
         return kind, message
     return found["kind"] or kind, found["own"]
 

@@ -40,12 +40,20 @@ _SYSTEM = re.compile(
 )
 
 
-# What stands between the traceback of a part and that of the launcher that waited for it: the rest of a message, the
-# launcher's own lines, what C++ says of an end.
+# What stands between the traceback of a part and that of the launcher that waited for it: the rest of a message, lines whose
+# writer is a launcher (torchrun's of torch 1 and 2, DeepSpeed's), what C++ says of an end. A date or a level alone says
+# nothing of who wrote a line: those are mostly the job's own, which went on.
 _LAUNCHER = re.compile(
-    r"^(\s|$|[EWIF]\d{4} \d\d:\d\d|\[?\d{4}-\d\d-\d\d[ T]|(ERROR|WARNING|INFO)\b|\[[EWI]\d|terminate called"
+    r"^(?!.*\brestart)(\s*$|(?!\s+\[?(?:\d\d:\d\d|\d{4}-|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b))\s"
+    r"|[EWIF]\d{4} \d\d:\d\d:[\d.]+ +\d+ (?:\S*/)?torch/(?:distributed|multiprocessing)/"
+    r"|(?:\[\d{4}-\d\d-\d\d [\d:,.]+\] )?(?:(?:DEBUG|INFO|WARNING|ERROR):)?torch\.(?:distributed|multiprocessing)[\w.]*: ?"
+    r"|\[\d{4}-\d\d-\d\d [\d:,.]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:\d+"
+    r"|\[[EWIF](?:\d{4} [\d:.]+)? ?\w+\.(?:cpp|cc|cu|hpp|h):\d+\]|terminate called|Exception raised from |frame #\d+: "
     r"|CUDA kernel errors might|For debugging consider|Compile with `TORCH|Search for `cuda)"
 )
+_BAR = re.compile(
+    r"^[^\n|]*\d+%\|"
+)  # of progress: its last drawing comes after the traceback, two are a job that went on
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple
         if read is not None:
             end, raised = read(texts, at)
             if raised:
-                follows = before is not None and all(_LAUNCHER.match(text) for text in texts[before:at])
+                follows = before is not None and _is_launchers(texts[before:at])
                 yield number, Block(prefix, tuple(raised), "\n".join(texts[at:end]), follows=follows)
                 before = end - raised[-1].text.count("\n")  # what goes on unindented may be the program that does
             at = max(end, at + 1)
@@ -98,6 +106,11 @@ def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple
         if _SYSTEM.match(line):
             yield number, Block(prefix, (Raised("", line.strip()),), line, is_system=True)
         at += 1
+
+
+def _is_launchers(lines: Sequence[str]) -> bool:
+    bars = sum(_BAR.match(line) is not None for line in lines)
+    return bars <= 1 and all(_LAUNCHER.match(line) or _BAR.match(line) for line in lines)
 
 
 def _reader_of(line: str) -> Callable[[Sequence[str], int], tuple[int, list[Raised]]] | None:
