@@ -31,7 +31,7 @@ ESCAPE_S = 0.02
 IDLE_S = 0.1
 PAINT_S = 1 / 120  # what a change waits at most for others to be painted with it
 SWITCH_S = 0.0005  # Python's own 5 ms is what each turn of the painting thread waited for the reading one
-FEW_OBJECTS = 5000  # made since the last collection, from which on another is worth it; a screen that is drawn anew makes some thousands
+FEW_OBJECTS = 1000  # made since the last collection, from which on another is worth it; a screen that is drawn anew makes some thousands
 LOOKS = 20  # at the newest of them, until all that was made since the start is looked through
 # With 200 the program grew from 62 to 131 MB in 90 s of keys without a pause, 1,000 events/s beside them.
 MOST_LOOKS = 40
