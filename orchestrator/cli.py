@@ -19,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.errors import DraftyardError, GateRefused, NotFinished, RecipeError
-from orchestrator.interrupts import die_of, heard_as_interrupts
+from orchestrator.interrupts import Interrupted, die_of, heard_as_interrupts
 from orchestrator.lazy import loaded
 from orchestrator.nearest import nearest
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
@@ -139,8 +139,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # LANG=C must not turn a × into a crash
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with heard_as_interrupts() as came, _quiet_in_a_prompt():
-        code = _run(arguments)
+    try:
+        with heard_as_interrupts() as came, _quiet_in_a_prompt():
+            code = _run(arguments)
+    except KeyboardInterrupt as error:  # it came before anything answers to it, or when all was said
+        came, code = [error.number] if isinstance(error, Interrupted) else [], 130
     if came:
         die_of(came[0])
     sys.exit(code)
