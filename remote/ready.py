@@ -50,7 +50,12 @@ def _folder_fault(folder: Path) -> str | None:
 
 
 def _parts(folder: Path) -> list[str]:
-    """Files that the index of the weights names; none where there is no index, or it says something else."""
+    """Files that the index of the weights names; none where there is no index, or it says something else.
+
+    Nor beside a model.safetensors, which is taken before any index (transformers, modeling_utils.py).
+    """
+    if (folder / "model.safetensors").is_file():
+        return []
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         return sorted({name for name in index["weight_map"].values() if isinstance(name, str)})

@@ -124,6 +124,17 @@ def test_a_part_of_the_weights_that_has_not_come_along_is_named(tmp_path: Path, 
     assert told == f"{tmp_path} lacks 2 files of its weights there, model-00002-of-00003.safetensors first"
 
 
+def test_an_index_left_beside_whole_weights_says_nothing_of_them(tmp_path: Path) -> None:
+    """transformers and the trainer take model.safetensors before any index."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+    )
+
+    assert found(tmp_path, str(tmp_path), [])["target"] is None
+
+
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).touch()
