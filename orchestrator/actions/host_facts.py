@@ -36,7 +36,8 @@ GGUF_PACKAGES = ("gguf", "sentencepiece", "accelerate")  # transformers needs th
 TARGET_PACKAGES = (*GGUF_PACKAGES, *WITHOUT_DEPENDENCIES)  # beyond those, for the targets of some bundled recipes
 
 # A card without listed holders may still draw a desktop, whose processes are listed nowhere; beyond this it is taken.
-LEAST_OF_UUID = 6  # signs of a UUID that name no card yet
+# By index, or by the beginning of a UUID: fewer of its signs name no card yet. A part of a MIG card has its place behind it.
+_GPU_NAME = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-(?:GPU-)?[0-9a-fA-F-]{3,}(?:/[0-9]+){0,2}")
 UNLISTED_BYTES = 4 * 2**30
 
 NO_CARDS = "No devices were found"  # nvidia-smi, of a driver that works
@@ -299,7 +300,7 @@ def named_gpus(gpus: Sequence[Mapping[str, Any]], words: Sequence[str], host: st
 
 def can_name_gpu(word: str) -> bool:
     """Whether some GPU may be named so: by its index, or by enough of a UUID."""
-    return word.isdecimal() or len(word) > LEAST_OF_UUID
+    return _GPU_NAME.fullmatch(word) is not None
 
 
 def no_name_of_a_gpu(word: str) -> str:

@@ -524,7 +524,24 @@ def test_a_database_whose_name_no_file_can_have_says_what_names_another(
     assert "cannot be used (File name too long): --db or DRAFTYARD_DB names another" in _error(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("names", ["-1", "0-3", "0,1-2", "all", "GPU-1", "5x"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        "-1",
+        "0-3",
+        "0,1-2",
+        "all",
+        "GPU-1",
+        "5x",
+        "nonsense",
+        "everything",
+        "cuda:0,1",
+        "0..3333",
+        "-1000000",
+        "GPU-something",
+        "²",
+    ],
+)
 def test_what_can_name_no_gpu_is_refused_before_anything_happens(
     project: Path, capsys: pytest.CaptureFixture[str], names: str
 ) -> None:
