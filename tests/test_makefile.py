@@ -204,10 +204,14 @@ def test_types_are_read_beside_the_tests_and_either_of_them_can_fail(tmp_path: P
     """What the types came to stands at the end, and tests that take both cores begin only when all before has passed."""
     venv, calls = tmp_path / "venv", tmp_path / "calls"
     stand_in(venv / "bin" / "ruff", "#!/bin/sh\n")
-    stand_in(venv / "bin" / "mypy", f"#!/bin/sh\necho types came to {types}\nexit {types}\n")
+    meet = "touch {0}/$1; n=0; while [ ! -e {0}/$2 ]; do n=$((n+1)); [ $n -lt 300 ] || exit 9; sleep 0.1; done\n"
+    stand_in(tmp_path / "meet", f"#!/bin/sh\n{meet.format(tmp_path)}")  # each waits until the other has begun
+    met = f"{tmp_path / 'meet'} {{}} {{}} || exit 9\n"
     stand_in(
-        venv / "bin" / "python", f'#!/bin/sh\necho "$@" >>{calls}; case "$*" in *"not alone"*) exit {tests};; esac\n'
+        venv / "bin" / "mypy", f"#!/bin/sh\n{met.format('types', 'tests')}echo types came to {types}\nexit {types}\n"
     )
+    beside = f'*"not alone"*) {met.format("tests", "types")} exit {tests};;'
+    stand_in(venv / "bin" / "python", f'#!/bin/sh\necho "$@" >>{calls}; case "$*" in {beside} esac\n')
     for mark in ("pip.ready", "demo.ready", "test.ready"):
         (venv / mark).touch()
 
