@@ -15,6 +15,9 @@ from orchestrator.nearest import nearest
 # GiB of `total_memory` in torch's device properties, which out-of-memory errors name as total capacity: of what errors and
 # properties in public issues show of that card, under drivers 525 to 580, the least (they differ by up to 0.2 GiB). What
 # nvidia-smi calls the total is more, as the driver keeps some: 143,771 MiB (140.4 GiB) for 139.8 GiB of an H200.
+# RTX 6000 Ada and A6000 hold 3 GiB less where ECC is turned on, as GDDR6 keeps the check bits in the same memory: 44.43 GiB
+# of 46,068 MiB were seen of the first (DINGYANB/MTVCrafter, issue 21; 47.4 without). The second's is inferred from the A40,
+# the same memory with ECC on. GeForce cards are taken as they are sold, with ECC off.
 _TOTAL_GIB = {
     "B200": 178.35,
     "H200": 139.72,
@@ -22,17 +25,18 @@ _TOTAL_GIB = {
     "H100 80GB": 79.1,
     "A100 80GB": 79.14,
     "A100 40GB": 39.39,
-    "RTX 6000 Ada": 47.4,
-    "RTX A6000": 47.4,
+    "RTX 6000 Ada": 44.43,
+    "RTX A6000": 44.35,
     "L40S": 44.39,
     "A40": 44.35,
     "RTX 5090": 31.36,
-    "RTX 4090": 23.5,
+    "RTX 4090": 23.49,
     "RTX 3090": 23.5,
 }
 _SHORT = {  # what people say where it can be one card alone
     "H100": "H100 80GB",
     "H200 141GB": "H200",
+    "H200 NVL": "H200",
     "RTX PRO 6000": "RTX PRO 6000 Blackwell",
     "RTX 6000 Ada Generation": "RTX 6000 Ada",
     "A6000": "RTX A6000",

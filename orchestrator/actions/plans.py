@@ -18,8 +18,8 @@ from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
 from orchestrator.actions.role_time import ByRole, by_role, step_time
+from orchestrator.actions.shortfall import GROW, allowed, exceeded, held, remedy_of_pieces, short_bytes
 from orchestrator.actions.shortfall import Exceeded as Exceeded
-from orchestrator.actions.shortfall import allowed, exceeded, held, remedy_of_pieces, short_bytes
 from orchestrator.actions.step_time import StepTime, bound
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import StoreError, UsageError
@@ -166,9 +166,13 @@ def _asked(places: Places, ask: Callable[[Reader], Found], tell: Tell) -> Found 
 
 def would_fit(places: Places, ended: Ended) -> Fits | None:
     """What would fit instead of a run that ran out of memory: planned with the run's own spec, whatever its recipe says
-    today, against its card less what its plan had been short of. None for any other run.
+    today, against its card less what its plan had been short of. Of a script of one's own the allocator's setting alone, where
+    memory lay in pieces. None for any other run.
     """
     kept = ended.plan or {}
+    facts = ended.failures[0].facts if ended.failures else {}
+    if (ended.spec or {}).get("entry") == "script" and remedy_of_pieces(facts) == GROW:
+        return Fits(None, note="a script of its own has no plan", pieces=GROW)
     if not _is_of_the_plan(ended.run.reason, str(kept.get("device"))):
         return None
     beyond_bytes = short_bytes(ended.failures, kept)
@@ -178,7 +182,6 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
         return Fits(None, beyond_bytes, f"the stored spec cannot be read: {error}")
     if not isinstance(spec, DFlashSpec):
         return Fits(None, beyond_bytes, "a script of its own has no plan")
-    facts = ended.failures[0].facts if ended.failures else {}
     stage = ended.failures[0].stage if ended.failures else None
     if stage in UNPLANNED:
         return Fits(

@@ -81,7 +81,8 @@ def _newest(places: Places, recipe: str, branch: str) -> RunRow | None:
 def _offered(places: Places, page: RunPage) -> list[_Offer]:
     """As the page numbers them: the allocator's setting first, where memory lay in pieces, then changes of the plan.
 
-    UsageError where nothing can be planned; for a script with what its page suggests in words."""
+    UsageError where nothing can be planned; for a script with what its page suggests in words.
+    """
     if page.spec.get("entry") != "dflash":
         pieces = remedy_of_pieces(page.failures[0].facts) if page.failures else ""
         if env := setting_of(pieces, page.launch):

@@ -21,8 +21,11 @@ def fits_lines(
 
     Where that would take the `newer` run's, the first is spelled out on top of the run's own `words`. `launch`: its document.
     """
+    setting = setting_of(fits.pieces, launch or {})
     if fits.planned is None:
-        return [heading("What would fit"), fits.note]
+        head = [heading("What would fit"), fits.note]
+        pieces = [*_pieces(setting, width=width), "", *_try_lines(None, words, setting, newer=newer)] if setting else []
+        return [*head, *pieces]
     found = fits.planned
     (name, _), *rest = memory_items(found)
     capacity = capacity_text(found, card_bytes=fits.card_bytes)
@@ -40,7 +43,6 @@ def fits_lines(
         lines += [*wrapped(_beside(fits), width), ""]
     if not found.switches and fits.is_crowded and found.plan.step_verdict == "does not fit":
         return lines[:-1]
-    setting = setting_of(fits.pieces, launch or {})
     if fits.pieces:
         lines += [*_pieces(setting, width=width), ""]
     if found.switches or not setting or found.plan.step_verdict == "does not fit":
@@ -105,10 +107,11 @@ def _pieces(setting: Mapping[str, str], *, width: int | None) -> list[str]:
     return [*wrapped(f"{told}; {first}", width), f"1 {GROW_NAME}", *typed("--env", _assigned(setting), width)]
 
 
-def _try_lines(found: Planned, words: Words, setting: Mapping[str, str], *, newer: str) -> list[str]:
-    """What climbs the rungs with the first suggestion."""
+def _try_lines(found: Planned | None, words: Words, setting: Mapping[str, str], *, newer: str) -> list[str]:
+    """What climbs the rungs with the first suggestion: the setting, else the first change of the plan."""
+    switches = [] if found is None else list(found.switches)
     what = "it" if setting else "the first of these"
-    rest = "; N for the Nth" if found.switches else ""
+    rest = "; N for the Nth" if switches else ""
     if not newer:  # which takes the run's own overrides as well
         env = [name for name in words.env if name not in setting]  # what is typed would win over the suggestion
         line = command_line("smoke", replace(words, overrides=(), env=env), "--try", "1")
@@ -117,7 +120,7 @@ def _try_lines(found: Planned, words: Words, setting: Mapping[str, str], *, newe
         env = [*(name for name in words.env if name not in setting), *_assigned(setting)]
         line = command_line("smoke", replace(words, env=env))
     else:
-        line = command_line("smoke", replace(words, overrides=(*words.overrides, *found.switches[0].overrides)))
+        line = command_line("smoke", replace(words, overrides=(*words.overrides, *switches[0].overrides)))
     return [f"{line}    # the rungs with {what}; --try takes those of run {newer}, a newer one"]
 
 

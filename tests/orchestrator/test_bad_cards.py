@@ -10,6 +10,7 @@ import torch
 
 from orchestrator.actions.caps import OWN_CAP, refuse_cap_of_scripts
 from orchestrator.actions.card_names import known_card, names
+from orchestrator.errors import UsageError
 from tests.orchestrator.test_trying import RECIPE as SMALL
 from tests.orchestrator.yard import Yard
 
@@ -184,6 +185,21 @@ def test_a_plan_for_a_card_by_its_name_takes_what_torch_reports_of_it(yard: Yard
     assert body["capacity_from"] == f"--gpu {card.name}, by its usual size"
     assert body["plan"]["sizes"]["is_hopper"] is card.is_hopper is card.name.startswith("H")
     assert all(known_card(name) == known_card(name.lower().replace(" ", "-")) for name in names())
+
+
+def test_a_card_whose_memory_keeps_its_own_check_bits_is_planned_with_them() -> None:
+    """Seen of an RTX 6000 Ada of 46,068 MiB: a total capacity of 44.43 GiB. Its ECC can be turned on; whether it is, no name says."""
+    for word, most_gib in (
+        ("RTX 6000 Ada", 44.43),
+        ("RTX 6000 Ada Generation", 44.43),
+        ("A6000", 44.43),
+        ("RTX 4090", 23.49),
+    ):
+        assert known_card(word).total_bytes <= round(most_gib * 2**30)
+
+    assert known_card("NVIDIA H200 NVL") == known_card("H200")
+    with pytest.raises(UsageError):
+        known_card("H100 NVL")  # of 94 GB
 
 
 def test_a_plan_for_the_card_of_a_host_that_nobody_knows_names_the_nearest(yard: Yard) -> None:

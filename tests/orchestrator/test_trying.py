@@ -238,7 +238,14 @@ def test_a_script_of_ones_own_has_the_allocators_setting_where_memory_lay_in_pie
         store.set_state(RAN_OUT, State.FAILED, reason="gpu_oom", evidence="exit file: code 1")
 
     found = trial(places, "tiny", branch="oom", number=1)
+    page = yard.run("show", RAN_OUT, "--oom"), yard.out
+    offered = yard.json("show", RAN_OUT)["fits"]
 
+    assert page[0] == 0
+    assert f"1 segments that grow\n  --env {NAMES[1]}={DEFAULT}\n" in page[1]
+    assert "draftyard smoke tiny -b oom --host local --try 1    # the rungs with it\n" in page[1]
+    assert offered["setting"] == {"name": found.name, "env": {NAMES[1]: DEFAULT}}
+    assert offered["planned"] is None
     assert (found.name, found.env, found.overrides) == ("segments that grow", {NAMES[1]: DEFAULT}, ())
     with pytest.raises(UsageError, match=r"offers 1 segments that grow$"):
         trial(places, "tiny", branch="oom", number=2)
