@@ -26,7 +26,7 @@ def checkpoint_lines(detail: RunDetail, now_s: float, width: int) -> list[Line]:
             ]
         )
     if detail.checkpoints:
-        root = f"{run.workdir}/runs/{run.id}/" if run.workdir else ""
+        root = f"{run.folder}/" if run.folder else ""
         lines += wrapped(root + detail.checkpoints[-1].path, width, "muted")
     else:
         lines.append([("None yet.", "muted")])

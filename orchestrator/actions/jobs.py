@@ -25,6 +25,7 @@ from orchestrator.actions.order import (
     Order,
     Settled,
     entries_at_fault,
+    refuse_imported,
     repair_of_node,
     settle,
     settle_stored,
@@ -194,6 +195,7 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
         launched = json.loads(reader.document(run.id, Document.LAUNCH) or "{}")
     if not run.state.is_final:
         raise DraftyardError(f"run {run.id} is {run.state}; only a run that has ended can be resumed")
+    refuse_imported(run)
     anew = command_line("launch", words_of_run(run, launched))
     if run.kind != Kind.TRAIN:
         raise DraftyardError(f"run {run.id} is a {run.kind} job; only a training can be resumed\n  start it anew")

@@ -20,12 +20,13 @@ from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.git_facts import GitFacts, git_facts
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.host_facts import can_name_gpu, no_name_of_a_gpu
+from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
 from orchestrator.actions.spread import ALONE, Node, gpus_each, refuse_uneven
 from orchestrator.errors import DraftyardError, UsageError
 from orchestrator.host import Host, Hosts, hosts_of, read_env_file
 from orchestrator.store.filter import check_tags
-from orchestrator.store.rows import Document, RunRow
+from orchestrator.store.rows import IMPORTED, Document, RunRow
 from orchestrator.store.run_id import check_run_id
 from orchestrator.tree import Tree, bundled_tree, git_tree, left_out, with_remote
 from remote.spec import DFlashSpec, ScriptSpec, Spec, parse
@@ -208,11 +209,26 @@ def _hosts_file_elsewhere(places: Places, name: str) -> Path | None:
 
 
 def where_launched(places: Places, run: RunRow) -> Places:
-    """The places with the hosts.yaml that the run's hosts are found in, wherever one stands now."""
+    """The places with the hosts.yaml that the run's hosts are found in, wherever one stands now.
+
+    Raises UsageError for an imported run, which has none.
+    """
+    refuse_imported(run)
     with open_reader(places) as reader:
         kept = reader.hosts_file(run.id)
     found = hosts_of(run.hosts, kept=kept, here=places.hosts_file).file
     return places if found is None else replace(places, hosts_file=found)
+
+
+def refuse_imported(run: RunRow) -> None:
+    """Raises UsageError for a run that was read from a folder: whatever needs its host cannot be done from here."""
+    if run.host == IMPORTED:
+        again = shlex.join(["draftyard", "import", inert(run.folder or "FOLDER")])
+        raise UsageError(
+            f"run {run.id} was imported from {inert(run.folder or '-')}; no host of it is known here\n"
+            f"  its files lie in {inert(run.folder or '-')}; a newer copy of them is read in by: {again}\n"
+            f"  what is known of it: draftyard show {run.id}"
+        )
 
 
 def host_names(places: Places) -> list[str]:

@@ -27,14 +27,14 @@ from orchestrator.follow.one_run import bring_in_whole, conclude
 from orchestrator.observe import Evidence, observe
 from orchestrator.shell.local import LocalShell
 from orchestrator.store.faults import told_plainly
-from orchestrator.store.rows import Document, Kind, NewRun, RunRow, State
+from orchestrator.store.rows import IMPORTED, Document, Kind, NewRun, RunRow, State
 from orchestrator.store.run_id import check_run_id
 from orchestrator.store.writes import Store
 from remote.rundir import RunDir, read_json, writer_of
 from remote.spec import ENTRIES
 from remote.wire import LATEST_S
 
-HOST = "imported"
+HOST = IMPORTED
 _KINDS_OF_FILES = {
     stat.S_IFLNK: "a link",
     stat.S_IFIFO: "a named pipe",
@@ -62,6 +62,7 @@ def import_folder(store: Store, folder: Path) -> RunRow:
             raise DraftyardError(
                 f"run {run.id} was launched from here, on host {run.host}; it is followed, not imported"
             )
+        store.describe_run(run.id, workdir=str(source.root))  # a newer copy may lie elsewhere
         try:
             _import_attempts(store, source, run, seen)
         finally:
@@ -109,7 +110,7 @@ def _row(source: RunDir, job: dict[str, Any]) -> NewRun:
         branch=str(spec.get("branch") or facts.get("branch") or "unknown"),
         host=HOST,
         documents={Document.SPEC: json.dumps(spec), Document.LAUNCH: json.dumps({"gpus": _gpus(source, job)})},
-        workdir=str(source.root.parent.parent),
+        workdir=str(source.root),
         num_steps=steps if isinstance(steps, int) and kind == Kind.TRAIN else None,
         tree_hash=None if facts.get("tree") is None else str(facts["tree"]),
         tags=tuple(str(tag) for tag in spec.get("tags") or ()),

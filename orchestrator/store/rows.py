@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+IMPORTED = "imported"  # stands for the host of a run that was read from a folder
+
 
 class State(StrEnum):
     """The one list of states. "Unreachable since" is a view on a live run, never a state."""
@@ -124,7 +126,7 @@ class RunRow:
     stage: str | None  # last stage event: loading, training, ...
     unreachable_since_s: float | None
     last_event_s: float | None
-    workdir: str | None  # work folder on the host; the run folder is <workdir>/runs/<id>
+    workdir: str | None  # work folder on the host; of an imported run the folder it was read from. See `folder`
     tree_hash: str | None
     git_commit: str | None
     git_dirty: bool
@@ -141,6 +143,11 @@ class RunRow:
     @property
     def hosts(self) -> tuple[str, ...]:
         return (self.host, *self.more_hosts)
+
+    @property
+    def folder(self) -> str | None:
+        """The run's folder: on its host, or here where it is imported. None before its host is known."""
+        return self.workdir if self.workdir is None or self.host == IMPORTED else f"{self.workdir}/runs/{self.id}"
 
 
 @dataclass(frozen=True)

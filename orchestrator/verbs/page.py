@@ -13,7 +13,7 @@ from orchestrator.actions.again import command_line, words_of_run
 from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
-from orchestrator.store.rows import FailureRow, NodeRow, Reason, RunRow, State
+from orchestrator.store.rows import IMPORTED, FailureRow, NodeRow, Reason, RunRow, State
 from orchestrator.units import duration, spoken
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
@@ -100,7 +100,7 @@ def _unread(page: RunPage) -> list[str]:
     if not told:  # a record that was cut off, or what an import passed over
         return [click.style(f"left out: {inert(item.text)}", fg="yellow") for item in oddities]
     run = page.run
-    where = f"{run.host}:{run.workdir}/runs/{run.id}/attempts/" if run.workdir else "its folder's attempts/"
+    where = f"{_place(run)}/attempts/" if run.folder else "its folder's attempts/"
     return [click.style(f"left out: {', '.join(told)}; see events.*.jsonl in {where}", fg="yellow"), *newest]
 
 
@@ -179,12 +179,13 @@ def _checkpoints(page: RunPage) -> list[str]:
     if not page.checkpoints:
         return []
     newest = page.checkpoints[-1]
-    root = f"{page.run.workdir}/runs/{page.run.id}/" if page.run.workdir else ""
+    root = f"{page.run.folder}/" if page.run.folder else ""
+    on_host = "" if page.run.host == IMPORTED else f" on {page.run.host}"
     rows = [
         (f"step {row.step}", f"{gib(row.size_bytes)}{'  best' if row.is_best else ''}") for row in page.checkpoints[-5:]
     ]
     of = f", the newest {len(rows)} of {len(page.checkpoints)}" if len(rows) < len(page.checkpoints) else ""
-    return [heading(f"Checkpoints{of}"), *pairs(rows), f"newest on {page.run.host}: {root}{newest.path}"]
+    return [heading(f"Checkpoints{of}"), *pairs(rows), f"newest{on_host}: {root}{newest.path}"]
 
 
 def _attempts(page: RunPage, width: int) -> list[str]:
@@ -215,18 +216,25 @@ def _provenance(page: RunPage) -> list[str]:
     git = (run.git_commit or "")[:12] + (" with uncommitted edits" if run.git_dirty else "")
     items = [("tree", (run.tree_hash or "")[:16]), ("git", git), ("fingerprint", run.fingerprint or "")]
     if run.kind == "export" and run.state is State.SUCCEEDED:
-        items.append(("exported", f"{run.host}:{run.workdir}/runs/{run.id}/{exported_path(run)}"))
-    items.append(("folder", f"{run.host}:{run.workdir}/runs/{run.id}" if run.workdir else ""))
+        items.append(("exported", f"{_place(run)}/{exported_path(run)}"))
+    items.append(("imported from" if run.host == IMPORTED else "folder", _place(run) if run.folder else ""))
     untold = () if page.spec.get("entry") == "dflash" else ("versions",)  # of libraries that a script may not use
     items += [(spoken(name), fact(name, value)) for name, value in page.launch.items() if name not in untold]
     told = pairs([(name, text) for name, text in items if text and text != "-"])
     return [heading("Provenance"), *told] if told else []
 
 
+def _place(run: RunRow) -> str:
+    """Its folder and where that lies: HOST:FOLDER, of an imported run a folder here."""
+    return inert(run.folder or "") if run.host == IMPORTED else f"{run.host}:{run.folder}"
+
+
 def next_steps(page: RunPage) -> list[str]:
     """What a person may type now, as lines of their own."""
     run = page.run
-    if not run.state.is_final:
+    if run.host == IMPORTED:
+        commands = _of_imported(page)
+    elif not run.state.is_final:
         commands = [f"draftyard logs {run.id} -f", f"draftyard watch {run.id}", f"draftyard stop {run.id}"]
     elif run.state is State.SUCCEEDED and run.kind == "train":
         named = " loss" if any(row.name == "loss" for row in page.series) else ""
@@ -253,6 +261,19 @@ def next_steps(page: RunPage) -> list[str]:
             commands += [shlex.join(["draftyard", "doctor", inert(host), "--fix"]) for host in run.hosts]
         commands += _anew(page)
     return [heading("Next"), *(f"  {command}" for command in commands)]
+
+
+def _of_imported(page: RunPage) -> list[str]:
+    """What needs no host: nobody knows one that has it."""
+    run = page.run
+    commands = [f"draftyard watch {run.id}", f"draftyard logs {run.id}"]
+    commands += [f"draftyard metrics {run.id}"] if page.series else []
+    if run.state is State.SUCCEEDED and run.kind == "export":
+        commands += _loading(f"{_place(run)}/{exported_path(run)}", page.spec)
+    if run.state is not State.SUCCEEDED:
+        again = shlex.join(["draftyard", "import", inert(run.folder or "FOLDER")])
+        commands.append(f"{again}    # again, once a newer copy lies there")
+    return commands
 
 
 def _anew(page: RunPage) -> list[str]:

@@ -1,0 +1,107 @@
+"""What an imported run's page and the refused verbs say: where its folder lies, and nothing that cannot work."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from orchestrator.actions import bringing, history, jobs, pulling
+from orchestrator.actions.places import Places, find_places
+from orchestrator.errors import UsageError
+from orchestrator.store.rows import RunRow, State
+from orchestrator.store.writes import Store
+from orchestrator.verbs.page import next_steps, run_page
+from remote.rundir import RunDir, write_json
+from tests.orchestrator.runs import batch, event
+
+CHECKPOINT = "checkpoints/step-00000350"
+REFUSED: dict[str, Callable[[Places, str], object]] = {
+    "resume": jobs.resume,
+    "evaluate": jobs.evaluate,
+    "export": jobs.export,
+    "pull": lambda places, run: pulling.pull(places, run, which="last", to=Path("pulled"), tell=lambda _: None),
+}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy in a folder that is not called `runs`, under a name that is not its id."""
+    copy = RunDir(tmp_path / "usb" / "stick")
+    copy.attempt(1).root.mkdir(parents=True)
+    write_json(copy.job_json, {"run_id": "vdsbffu7", "kind": "train", "attempt": 1, "facts": {"tree": "ab" * 32}})
+    write_json(copy.spec_json, {"entry": "dflash", "recipe": "smollm2", "branch": "ce", "train": {"num_steps": 700}})
+    return copy.root
+
+
+def _brought(places: Places, folder: Path) -> RunRow:
+    run = bringing.bring_in(places, folder)
+    with Store(places.db) as store:
+        store.ingest(batch([event(1, "checkpoint", step=350, path=CHECKPOINT, bytes=1)], run_id=run.id))
+    return run
+
+
+def _text(places: Places, run: str) -> str:
+    return click.unstyle("\n".join(run_page(history.show(places, run), width=80, now_s=2000.0)))
+
+
+def test_the_page_of_an_imported_run_says_where_its_folder_lies_here(places: Places, folder: Path) -> None:
+    run = _brought(places, folder)
+
+    text = _text(places, run.id)
+
+    assert f"newest: {folder}/{CHECKPOINT}" in text
+    assert f"imported from  {folder}" in text
+    assert "/runs/" not in text
+    assert "imported:" not in text
+
+
+def test_a_newer_copy_elsewhere_is_where_the_folder_lies_from_then_on(
+    places: Places, folder: Path, tmp_path: Path
+) -> None:
+    _brought(places, folder)
+    newer = Path(shutil.copytree(folder, tmp_path / "newer"))
+
+    run = bringing.bring_in(places, newer)
+
+    assert run.folder == str(newer)
+
+
+@pytest.mark.parametrize("state", [State.LOST, State.SUCCEEDED])
+@pytest.mark.parametrize("kind", ["train", "export", "smoke"])
+def test_an_imported_run_is_offered_nothing_that_needs_its_host(
+    places: Places, folder: Path, state: State, kind: str
+) -> None:
+    page = history.show(places, _brought(places, folder).id)
+    page = dataclasses.replace(page, run=dataclasses.replace(page.run, state=state, kind=kind))
+
+    offered = "\n".join(next_steps(page))
+
+    assert not [word for word in (*REFUSED, "launch", "smoke ", "--host", "doctor") if f"draftyard {word}" in offered]
+    assert "--host" not in offered
+    assert f"draftyard logs {page.run.id}" in offered
+    assert (f"draftyard import {folder}" in offered) == (state is State.LOST)
+
+
+@pytest.mark.parametrize("verb", REFUSED)
+def test_a_verb_that_needs_the_host_says_that_the_run_was_imported_and_what_can_be_done(
+    places: Places, folder: Path, verb: str
+) -> None:
+    run = _brought(places, folder)
+
+    with pytest.raises(UsageError) as caught:
+        REFUSED[verb](places, run.id)
+
+    told = str(caught.value)
+    assert f"run {run.id} was imported from {folder}; no host of it is known here" in told
+    assert f"its files lie in {folder}" in told
+    assert f"draftyard import {folder}" in told
