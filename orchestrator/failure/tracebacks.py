@@ -44,7 +44,7 @@ _SYSTEM = re.compile(
 # writer is a launcher (torchrun's of torch 1 and 2, DeepSpeed's), what C++ says of an end. A date or a level alone says
 # nothing of who wrote a line: those are mostly the job's own, which went on.
 _LAUNCHER = re.compile(
-    r"^(?!.*\brestart)(\s*$|(?!\s+\[?(?:\d\d:\d\d|\d{4}-|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b))\s"
+    r"^(?!.*\b(?:will restart|[Rr]estarting)\b)(\s*$|(?!\s+\[?(?:\d\d:\d\d|\d{4}-|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b))\s"
     r"|[EWIF]\d{4} \d\d:\d\d:[\d.]+ +\d+ (?:\S*/)?torch/(?:distributed|multiprocessing)/"
     r"|(?:\[\d{4}-\d\d-\d\d [\d:,.]+\] )?(?:(?:DEBUG|INFO|WARNING|ERROR):)?torch\.(?:distributed|multiprocessing)[\w.]*: ?"
     r"|\[\d{4}-\d\d-\d\d [\d:,.]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:\d+"

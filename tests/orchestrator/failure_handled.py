@@ -64,6 +64,10 @@ HANDLED = [
         " left; will restart worker group\n",
         "ConnectionResetError: [Errno 104] Connection reset by peer\n",
     ),
+    logged(
+        "torchrun, of a binary in a folder called restarts",
+        f"{CAUGHT}{AGENT.replace('(pid: 3346)', '(pid: 3346) of binary: /srv/restarts/python')}{HEADER}{MAIN}{NOT_TOLD}",
+    ),
     logged("torchrun of torch 2.1, behind the rank's own words", f"{CAUGHT}{OLD_AGENT}{HEADER}{MAIN}{NOT_TOLD}"),
     logged("torchrun of torch 1.13, behind the rank's own words", f"{CAUGHT}{OLDEST_AGENT}{HEADER}{MAIN}{NOT_TOLD}"),
     logged("DeepSpeed's launcher, behind the rank's own words", f"{CAUGHT}{DEEPSPEED}{COMMAND_FAILED}"),
