@@ -6,11 +6,13 @@ what is tried is those values with one suggestion on top. The allocator's settin
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.actions import history
 from orchestrator.actions.history import MEMORY_REASONS, RunPage, open_reader
+from orchestrator.actions.log_text import inert
 from orchestrator.actions.places import Places
 from orchestrator.actions.plans import MOST_OFFERED, would_fit
 from orchestrator.actions.recipes import resolve
@@ -41,9 +43,10 @@ class Trial:
 
     @property
     def typed(self) -> str:
-        """The same by hand."""
-        env = [f"--env {name}={value}" for name, value in self.env.items()]
-        return " ".join([*(f"--set {override}" for override in self.overrides), *env])
+        """The same by hand, safe to print and to paste."""
+        words = [word for override in self.overrides for word in ("--set", override)]
+        words += [word for name, value in self.env.items() for word in ("--env", f"{name}={value}")]
+        return shlex.join(inert(word) for word in words)
 
 
 def trial(places: Places, word: str, *, branch: str | None, number: int) -> Trial:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator.actions.again import Words, command_line
+from orchestrator.actions.log_text import inert
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body, target_loaded_bytes
 from orchestrator.actions.step_time import StepTime, tflop, time_sentence, time_text
 from orchestrator.units import counted
@@ -271,9 +273,9 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
 
 
 def typed(flag: str, values: Sequence[str], width: int | None) -> list[str]:
-    """What to type, in as many lines as it takes; each value is whole with its flag, to be copied."""
+    """What to type, in as many lines as it takes; each value is whole with its flag, quoted for a shell."""
     lines = [""]
-    for word in (f"{flag} {value}" for value in values):
+    for word in (f"{flag} {shlex.quote(inert(value))}" for value in values):
         longer = f"{lines[-1]} {word}"
         if lines[-1] and width is not None and len(longer) + 2 > width:
             lines.append(word)

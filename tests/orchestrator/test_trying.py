@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 
 import pytest
@@ -13,10 +14,11 @@ from orchestrator.actions.plans import plan_body
 from orchestrator.actions.recipes import resolve
 from orchestrator.actions.rungs import planned_rung
 from orchestrator.actions.shortfall import GROW
-from orchestrator.actions.trying import trial
+from orchestrator.actions.trying import Trial, trial
 from orchestrator.errors import UsageError
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
+from orchestrator.verbs.plan_page import typed
 from remote.allocator import DEFAULT, NAMES
 from remote.plan import plan
 from remote.spec import DFlashSpec, dump
@@ -249,6 +251,17 @@ def test_a_script_of_ones_own_has_the_allocators_setting_where_memory_lay_in_pie
     assert (found.name, found.env, found.overrides) == ("segments that grow", {NAMES[1]: DEFAULT}, ())
     with pytest.raises(UsageError, match=r"offers 1 segments that grow$"):
         trial(places, "tiny", branch="oom", number=2)
+
+
+def test_what_is_printed_to_type_by_hand_is_one_word_a_value_to_a_shell() -> None:
+    values = ("data.path=a b", "data.names=[a, 'b']", "train.seed=7")
+
+    by_hand = Trial(RAN_OUT, 1, "a change", values, {"CONF": "a b:True"}, None).typed
+    page = "\n".join(typed("--set", values, 40))
+
+    assert shlex.split(by_hand) == [*(word for value in values for word in ("--set", value)), "--env", "CONF=a b:True"]
+    assert shlex.split(page) == [word for value in values for word in ("--set", value)]
+    assert "--set train.seed=7" in page
 
 
 def test_the_page_names_the_stage_of_the_plan_that_was_exceeded_and_its_largest_line(
