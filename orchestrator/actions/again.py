@@ -37,6 +37,11 @@ def command_line(verb: str, words: Words, *more: str) -> str:
     return shlex.join([inert(word) for word in [*line, *more]])
 
 
+def no_such_gpu(word: str) -> str:
+    """How a refusal begins to say it of a host; the page of the refused launch knows it by that."""
+    return f"has no GPU {word};"
+
+
 def words_of_run(run: RunRow, launch: Mapping[str, Any]) -> Words:
     """Those of a run, from the document of its launch, which is kept with the row; one brought from elsewhere tells less."""
 

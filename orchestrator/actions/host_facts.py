@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from orchestrator import gate
+from orchestrator.actions.again import no_such_gpu
 from orchestrator.actions.installing import (
     OLDEST,
     PINNED_FOR,
@@ -313,7 +314,7 @@ def _named(gpus: Sequence[Mapping[str, Any]], word: str, host: str) -> Mapping[s
         if word == str(gpu["index"]) or (gpu.get("uuid") and str(gpu["uuid"]).startswith(word) and can_name_gpu(word)):
             return gpu
     known = ", ".join(f"{gpu['index']} ({gpu.get('name')})" for gpu in gpus) or "none"
-    raise NoGpu(f"host {host} has no GPU {word}; it has {known}")
+    raise NoGpu(f"host {host} {no_such_gpu(word)} it has {known}")
 
 
 def _holders(gpu: Mapping[str, Any]) -> list[str]:

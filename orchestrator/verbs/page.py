@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from orchestrator.actions.again import command_line, words_of_run
+from orchestrator.actions.again import command_line, no_such_gpu, words_of_run
 from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
@@ -281,7 +282,10 @@ def _anew(page: RunPage) -> list[str]:
     run, verb = page.run, {"train": "launch", "smoke": "smoke", "prepare": "prepare"}.get(page.run.kind)
     if verb is None:
         return []
-    return [f"{command_line(verb, words_of_run(run, page.launch))}    # anew; --set KEY=VALUE changes a value"]
+    words, remark = words_of_run(run, page.launch), "anew"
+    if run.attempt == 0 and any(no_such_gpu(word) in (run.evidence or "") for word in words.gpus):
+        words, remark = replace(words, gpus=()), "anew, without --gpus"  # the same would be refused again
+    return [f"{command_line(verb, words)}    # {remark}; --set KEY=VALUE changes a value"]
 
 
 def _loading(folder: str, spec: Mapping[str, Any]) -> list[str]:

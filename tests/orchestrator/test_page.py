@@ -209,6 +209,28 @@ def test_a_failure_says_file_and_line_once_and_what_to_type_next(places: Places)
     assert "  draftyard launch tiny -b broken --host local --set settings.lr=0.5    # anew;" in text
 
 
+@pytest.mark.parametrize(
+    ("evidence", "gpus", "remark"),
+    [
+        ("never started: host local has no GPU 7; it has none", "", "anew, without --gpus"),
+        ("never started: the disk is full", " --gpus 0,7", "anew"),
+    ],
+)
+def test_a_launch_refused_for_a_gpu_that_is_not_there_is_offered_without_it(
+    places: Places, evidence: str, gpus: str, remark: str
+) -> None:
+    named = json.dumps({"named_gpus": ["0", "7"]})
+    with Store(places.db) as store:
+        store.create_run(new_run("refused1", documents={**_documents(), Document.LAUNCH: named}))
+        store.set_state("refused1", State.FAILED, evidence=evidence)
+
+    offered = next_steps(history.show(places, "refused1"))[1:]
+
+    assert offered == [
+        f"  draftyard launch smollm2 -b v6 --host local{gpus}    # {remark}; --set KEY=VALUE changes a value"
+    ]
+
+
 def test_a_resume_is_offered_from_a_checkpoint_only_where_one_is_known(places: Places) -> None:
     run_id, _ = _failed_script(places)
     page = history.show(places, run_id)
