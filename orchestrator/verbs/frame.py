@@ -22,7 +22,7 @@ from orchestrator.errors import UsageError
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
 from orchestrator.verbs.jsonable import jsonable
 from orchestrator.verbs.plain import json_text, shown
-from orchestrator.verbs.program import speller
+from orchestrator.verbs.program import sparing, speller
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,11 @@ class Terminal:
         """One line of JSON Lines."""
         click.echo(json_text({"schema_version": SCHEMA_VERSION, **jsonable(body)}))
 
-    def lines(self, lines: Iterable[str]) -> None:
+    def lines(self, lines: Iterable[str], *, theirs: Iterable[str] = (), is_ours: bool = True) -> None:
+        """Commands in them are spelled as they are typed here, but for what others have written: `theirs`, or all of it."""
+        spell = sparing(self.spell, theirs) if is_ours else str
         for line in lines:
-            click.echo(shown(self.spell(line)), color=self.has_colour)
+            click.echo(shown(spell(line)), color=self.has_colour)
 
     def say(self, text: str) -> None:
         """A word beside the data, on stderr; nothing under --quiet."""

@@ -19,6 +19,7 @@ from orchestrator.store.rows import EvidenceRow, Kind, RunRow, SeriesRow
 from orchestrator.units import duration
 from orchestrator.verbs import listing
 from orchestrator.verbs.frame import Terminal, verb
+from orchestrator.verbs.program import words_of_others
 from orchestrator.verbs.table import Cell, Column, heading, table
 from orchestrator.verbs.words import MEAN, ago, gib, metric, sparkline, state_cell
 from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
@@ -86,7 +87,7 @@ def ls(
         told = unknown_words.unknown_words(terminal.places, " ".join(where)) if where else []
         terminal.say("\n  ".join(["no runs pass this filter", *told]) if where else _none_yet(terminal, chosen))
         return
-    terminal.lines(listing.lines(listed, names, width=terminal.width))
+    terminal.lines(listing.lines(listed, names, width=terminal.width), is_ours=False)
     _say_if_unfollowed(terminal, runs)
 
 
@@ -127,7 +128,7 @@ def show(terminal: Terminal, selector: str, *, against: str | None, oom: bool, a
         words = dataclasses.replace(words_of_run(found.run, found.launch), hosts=(found.run.host,))
         told = fits_page.fits_lines(fits, words, width=terminal.width, newer=newer, launch=found.launch)
         lines += ["", *told]
-    terminal.lines(markdown.as_markdown(lines) if as_markdown else lines)
+    terminal.lines(markdown.as_markdown(lines) if as_markdown else lines, theirs=words_of_others(found))
     _say_if_unfollowed(terminal, [found.run])
 
 

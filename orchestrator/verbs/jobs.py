@@ -25,6 +25,7 @@ from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.life import ENDS, wait_shown
 from orchestrator.verbs.measured import ladder
 from orchestrator.verbs.page import next_steps, run_page
+from orchestrator.verbs.program import words_of_others
 from orchestrator.verbs.table import pairs
 from orchestrator.verbs.words import gib, state_cell
 from orchestrator.verbs.words_typed import (
@@ -85,9 +86,8 @@ def order_options(function: Callable[..., None], *, host: Decorator = HOST_OPTIO
 def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
     """`more`: what only a launch may be told, by the names of Order."""
     if any("=" in word for word in words["env_words"]):
-        terminal.say(
-            "warning: a value on the command line is seen by everybody on this machine; --env KEY takes it from yours"
-        )
+        told = "a value on the command line is seen by everybody on this machine; --env KEY takes it from yours"
+        terminal.tell(f"warning: {told}")
     named = words["host"] if isinstance(words["host"], tuple) else (words["host"],)
     host, *more_hosts = named or (None,)
     return order.Order(
@@ -265,7 +265,7 @@ def export(terminal: Terminal, selector: str, *, form: str | None, to: str | Non
         if terminal.wants_json and form == "csv":
             raise UsageError("--metrics csv prints no JSON; --metrics jsonl does, or --to FILE writes the CSV")
         version = SCHEMA_VERSION if terminal.wants_json else None
-        terminal.lines(files.metric_lines(terminal.places, selector, form, version=version))
+        terminal.lines(files.metric_lines(terminal.places, selector, form, version=version), is_ours=False)
         return
     num_values = files.write_metrics(terminal.places, selector, form, to=Path(to))
     if terminal.wants_json:
@@ -308,7 +308,8 @@ def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -
             ]
         )
     else:
-        terminal.lines(run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s))
+        lines = run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s)
+        terminal.lines(lines, theirs=words_of_others(page))
     raise click.exceptions.Exit(life.outcome_code(run))
 
 

@@ -32,7 +32,7 @@ def tag(terminal: Terminal, selector: str, add: tuple[str, ...], remove: tuple[s
     if terminal.wants_json:
         terminal.document(run=run.id, tags=run.tags)
     else:
-        terminal.lines(run.tags)
+        terminal.lines(run.tags, is_ours=False)
 
 
 @verb(
@@ -49,7 +49,7 @@ def note(terminal: Terminal, selector: str, text: str | None) -> None:
     if terminal.wants_json:
         terminal.document(run=run.id, note=run.note)
     else:
-        terminal.lines([run.note] if run.note else [])
+        terminal.lines([run.note] if run.note else [], is_ours=False)
 
 
 @verb(

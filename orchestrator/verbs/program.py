@@ -12,6 +12,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.actions.log_text import inert
+
+if TYPE_CHECKING:
+    from orchestrator.actions.history import RunPage
 
 NAME = "draftyard"
 
@@ -23,6 +29,28 @@ def as_typed() -> str:
         return NAME
     inside = here.absolute().is_relative_to(Path.cwd())
     return shlex.quote(str(here.absolute().relative_to(Path.cwd()) if inside else here.absolute()))
+
+
+def sparing(spell: Callable[[str], str], theirs: Iterable[str]) -> Callable[[str], str]:
+    """The same but for what people and their jobs have written: each line of theirs is kept, wherever it stands."""
+    kept = {inert(line) for text in theirs for line in text.splitlines() if NAME in line}
+    if not kept:
+        return spell
+    found = re.compile(f"({'|'.join(re.escape(line) for line in sorted(kept, key=len, reverse=True))})")
+
+    def spelled(text: str) -> str:
+        parts = found.split(text)
+        parts[::2] = map(spell, parts[::2])
+        return "".join(parts)
+
+    return spelled
+
+
+def words_of_others(page: RunPage) -> list[str]:
+    """What people and their jobs have written on a run's page."""
+    run = page.run
+    jobs = [text for failure in page.failures for text in (failure.message, failure.traceback)]
+    return [run.why, run.note, run.forced_reason or "", *run.tags, *jobs]
 
 
 def speller(verbs: Iterable[str]) -> Callable[[str], str]:
