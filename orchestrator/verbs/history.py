@@ -45,7 +45,7 @@ MOST_SKETCHES = 200  # a run may have thousands of metrics; a sketch is three qu
 
 @verb(
     "ls",
-    examples=["draftyard ls", "draftyard ls 'status:failed since:7d loss<2.1' --sort loss --json"],
+    examples=["draftyard ls", "draftyard ls 'status:failed since:7d loss<2.1' --sort -loss --json"],
     may_be_empty=["where"],
 )
 @click.argument("where", nargs=-1, metavar="[FILTER]…")
@@ -56,7 +56,7 @@ MOST_SKETCHES = 200  # a run may have thousands of metrics; a sketch is three qu
     show_default=True,
     metavar="NAME",
     type=SORT,
-    help="A column or a metric; -NAME turns it round.",
+    help="A column or a metric, largest or newest first; -NAME the smallest or oldest, as -loss.",
 )
 @click.option("-n", "--tail", "limit", type=count(1), default=50, show_default=True, help="At most so many runs.")
 @click.option(

@@ -168,6 +168,15 @@ def test_root_help_prints_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> 
     assert "6      not finished" in told
 
 
+def test_the_help_of_ls_says_which_way_a_bare_name_sorts(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `order_by` does: test_runs_are_sorted_paged_and_counted."""
+    assert _run("ls", "--help") == 0
+
+    assert "largest or newest first; -NAME the smallest or oldest, as -loss" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
