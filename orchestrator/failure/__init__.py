@@ -206,11 +206,13 @@ def from_log(text: str, source: str, *, grows_segments: bool | None = None) -> l
 def _last_of_each(found: Sequence[Block]) -> set[int]:
     """By identity the last traceback of each process; with the one before it where the last is of what only waited for it.
 
-    More than MOST_WAITING in a row are no ranks and launchers of one end.
+    One that its process ignored counts where that has no other. More than MOST_WAITING in a row are no ranks and launchers of
+    one end.
     """
     kept: dict[str, list[Block]] = {}
+    ended = {block.prefix for block in found if not (block.is_system or block.is_ignored)}
     for block in found:
-        if block.is_system:
+        if block.is_system or (block.is_ignored and block.prefix in ended):
             continue
         own = kept.setdefault(block.prefix, [])
         if not (block.follows and _only_waited(block)):

@@ -56,6 +56,14 @@ _BAR = re.compile(
 )  # of progress: its last drawing comes after the traceback, two are a job that went on
 
 
+# A traceback that its process goes on after: Python's own words for one that nobody could catch, asyncio's, logging's.
+_IGNORED = re.compile(
+    r"^(?:Exception ignored (?:in|while)\b|Task exception was never retrieved|Future exception was never retrieved|--- Logging error ---)"
+)
+# A bar of progress that was drawn by hand, with nothing between it and what comes next.
+_BEHIND_BAR = re.compile(rf"^(?P<bar>[^\n]*(?:\d%\||\dit )[^\n]*\])(?P<rest>{re.escape(_TRACEBACK)}\s*)$")
+
+
 @dataclass(frozen=True)
 class Raised:
     kind: str  # class name, "" for a line of the system's
@@ -76,6 +84,7 @@ class Block:
     text: str
     is_system: bool = False
     follows: bool = False  # another of its process, with nothing but a launcher's lines between the two
+    is_ignored: bool = False  # its process went on after it, as the line before says
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -83,7 +92,9 @@ def blocks(text: str) -> Iterator[Block]:
     lines: dict[str, list[tuple[int, str]]] = {}
     for number, line in enumerate(without_colours(text).splitlines()):
         prefix, rest = split_prefix(line)
-        lines.setdefault(prefix, []).append((number, rest))
+        behind = _BEHIND_BAR.match(rest)
+        parts = [rest] if behind is None else [behind["bar"], behind["rest"]]
+        lines.setdefault(prefix, []).extend((number, part) for part in parts)
     found_blocks = [item for prefix, own in lines.items() for item in _own_blocks(prefix, own)]
     for _, block in sorted(found_blocks, key=lambda item: item[0]):
         yield block
@@ -99,7 +110,11 @@ def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple
             end, raised = read(texts, at)
             if raised:
                 follows = before is not None and _is_launchers(texts[before:at])
-                yield number, Block(prefix, tuple(raised), "\n".join(texts[at:end]), follows=follows)
+                ignored = any(_IGNORED.match(text) for text in texts[max(0, at - 2) : at])
+                yield (
+                    number,
+                    Block(prefix, tuple(raised), "\n".join(texts[at:end]), follows=follows, is_ignored=ignored),
+                )
                 before = end - raised[-1].text.count("\n")  # what goes on unindented may be the program that does
             at = max(end, at + 1)
             continue

@@ -206,6 +206,45 @@ def test_clients_that_went_away_for_days_bring_no_old_error_back() -> None:
     assert len(many) <= 32
 
 
+GONE = (
+    'Traceback (most recent call last):\n  File "/srv/t.py", line 12, in step\n    loss.backward()\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 970.00 MiB. GPU 0 has a total capacity of 94.97 GiB of which"
+    " 310.00 MiB is free.\n"
+)
+LATER = 'Traceback (most recent call last):\n  File "/lib/x.py", line 3, in f\n    g()\nAssertionError: can only test a child process\n'
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>\n",
+        "Exception ignored in atexit callback: <function close at 0x7f>\n",
+        "Exception ignored while finalizing file <_io.FileIO name='x'>:\n",
+        "Task exception was never retrieved\nfuture: <Task finished name='Task-1' coro=<f()>>\n",
+        "--- Logging error ---\n",
+    ],
+)
+def test_what_python_says_it_ignores_is_never_the_cause_where_there_is_another(words: str) -> None:
+    assert [found.kind for found in from_log(f"{GONE}{words}{LATER}", "stderr")] == ["gpu_oom"]
+    assert [found.kind for found in from_log(f"{words}{LATER}{GONE}", "stderr")] == ["gpu_oom"]
+    assert [found.message for found in from_log(f"{words}{LATER}", "stderr")] == [
+        "AssertionError: can only test a child process"
+    ]
+
+
+@pytest.mark.parametrize(
+    "bar", ["\r  0%|          | 0/10 [00:00<?, ?it/s]", "\r 40%|####| 4/10 [00:07<00:10,  1.7s/it, loss=2.1]", "\r3it [00:01,  2.9it/s]"]
+)  # fmt: skip
+def test_a_traceback_right_behind_a_bar_that_was_drawn_by_hand_is_one(bar: str) -> None:
+    assert [found.kind for found in from_log(f"start\n{bar}{GONE}", "stderr")] == ["gpu_oom"]
+
+
+def test_a_message_that_quotes_a_traceback_is_none_for_a_bar_in_it() -> None:
+    quoted = f"ValueError: 40%| of [rows] were like this: {GONE}"
+
+    assert all(found.kind != "gpu_oom" for found in from_log(quoted, "stderr"))
+
+
 def test_thousands_of_tracebacks_are_read_in_time() -> None:
     one = 'Traceback (most recent call last):\n  File "serve.py", line 9, in send\n    out.flush()\nBrokenPipeError: client '
     took = []
