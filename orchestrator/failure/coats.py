@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# Of either width; a title or a link ends with a bell or a string's end, and at the end of its line where it was cut.
+_ESCAPE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x9b[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]+[0-~]"
+)
 _PREFIX = re.compile(
     r"^(\[(?:rank|default)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>:\s?|\[\d+\]:\s?|\([^()]*pid=\d+[^()]*\)\s)"
 )
@@ -21,7 +24,7 @@ _HEADER = "Traceback (most recent call last):"
 
 
 def without_colours(text: str) -> str:
-    return _COLOUR.sub("", text)
+    return _ESCAPE.sub("", text)
 
 
 def split_prefix(line: str) -> tuple[str, str]:

@@ -239,6 +239,22 @@ def test_a_traceback_right_behind_a_bar_that_was_drawn_by_hand_is_one(bar: str) 
     assert [found.kind for found in from_log(f"start\n{bar}{GONE}", "stderr")] == ["gpu_oom"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("\x1b[38:2::255:0:0m", "\x1b[m"), ("\x1b[?25h", ""), ("\x1b]0;training\x07", ""),
+        ("\x1b]8;;http://x\x1b\\", "\x1b]8;;\x1b\\"), ("\x1b(B", ""), ("\x9b31m", "\x9b0m"),
+    ],
+)  # fmt: skip
+def test_no_escape_hides_a_traceback_or_stands_in_its_message(before: str, after: str) -> None:
+    text = "".join(f"{before}{line}{after}\n" for line in GONE.splitlines())
+
+    (found,) = from_log(text, "stderr")
+
+    assert found.kind == "gpu_oom"
+    assert found.message == GONE.splitlines()[-1]
+
+
 def test_a_message_that_quotes_a_traceback_is_none_for_a_bar_in_it() -> None:
     quoted = f"ValueError: 40%| of [rows] were like this: {GONE}"
 
