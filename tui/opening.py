@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from tui.home import SCREENS
 from tui.keys import binding_names
 from tui.once import print_once
 from tui.run import TABS
-from tui.terminal import no_pauses, speaks_unicode
+from tui.terminal import no_pauses, speaks_unicode, terminal_size
 
 
 def run(
@@ -56,7 +55,7 @@ def run(
     if places is not None:
         app.set_keymap(places.own_keys(binding_names()))
     if is_printed:
-        return print_once(app, size or shutil.get_terminal_size((120, 40)), document)
+        return print_once(app, size or terminal_size((120, 40)), document)
     no_pauses()
     app.run(mouse=mouse)
     return _left(app)

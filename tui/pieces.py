@@ -105,7 +105,11 @@ def memory_meaning(fraction: float | None) -> str:
 
 
 def wrapped(text: str, width: int, meaning: str = "text", *, indent: str = "") -> list[Line]:
-    """Words on as many lines as they need; a word longer than the width is broken."""
+    """Words on as many lines as they need; a word longer than the width is broken. Never less than a cell a line: what is left
+    beside a label is less than none in a terminal of one cell, and is drawn once more before it is laid out anew."""
+    width = max(1, width)
+    if cell_len(indent) + 2 > width:
+        indent = ""  # a line that it fills would take no sign of the word
     lines: list[Line] = []
     current = ""
     for word in inert(text).split():
@@ -113,7 +117,7 @@ def wrapped(text: str, width: int, meaning: str = "text", *, indent: str = "") -
             if current:
                 lines.append([(current, meaning)])
                 current = ""
-            part = chop_cells(word, max(1, width))[0] or word[0]  # a wide sign is whole or on the next line
+            part = chop_cells(word, width)[0] or word[0]  # a wide sign is whole or on the next line
             lines.append([(part, meaning)])
             word = indent + word[len(part) :]
         candidate = f"{current} {word}" if current else word

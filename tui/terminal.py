@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import selectors
+import shutil
 import signal
 import sys
 from codecs import getincrementaldecoder
@@ -35,7 +36,14 @@ FEW_OBJECTS = 1000  # made since the last collection, from which on another is w
 LOOKS = 20  # at the newest of them, until all that was made since the start is looked through
 # With 200 the program grew from 62 to 131 MB in 90 s of keys without a pause, 1,000 events/s beside them.
 MOST_LOOKS = 40
+MOST_CELLS = 4096  # of a side, more than any terminal has: COLUMNS can be any number, and 65,535 lines took 16 s
 MANY_OBJECTS = 100_000  # from which on Python collects by itself, whoever waits
+
+
+def terminal_size(unless_known: tuple[int, int]) -> tuple[int, int]:
+    """Columns and lines: by COLUMNS and LINES, else of the terminal; what neither says, or says as 0, is taken of `unless_known`."""
+    columns, lines = shutil.get_terminal_size(unless_known)
+    return min(columns, MOST_CELLS), min(lines, MOST_CELLS)
 
 
 class Terminal(LinuxDriver):
@@ -44,6 +52,7 @@ class Terminal(LinuxDriver):
     def __init__(self, app: App[Any], **settings: Any) -> None:
         super().__init__(app, **settings)
         self._file: Any = _Unheard(sys.__stderr__)
+        self._last_size = (80, 24)
 
     def _sigcont_application(self, *_: object) -> None:
         """Begins anew only after a suspension of ours. A hang-up brings this signal too, and Textual's driver would start
@@ -58,6 +67,11 @@ class Terminal(LinuxDriver):
         of resizes the size before was told last at times, and the screen stayed at it."""
         super().start_application_mode()  # type: ignore[no-untyped-call]
         asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, self._tell_size)
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """A size of 0 is one that nobody knows, as of a serial line: the one before stays."""
+        self._last_size = terminal_size(self._last_size)
+        return self._last_size
 
     def _tell_size(self) -> None:
         if not self._in_band_window_resize:

@@ -320,6 +320,19 @@ async def test_resizing_again_and_again_ends_well(open_app: Open) -> None:
         assert "bottleneck" in screen_text(app)
 
 
+@pytest.mark.parametrize("size", [(1, 1), (500, 1), (1, 300), (2, 2), (0, 0)])
+async def test_a_run_beside_the_list_outlives_any_size(size: tuple[int, int], open_app: Open) -> None:
+    """Drawn once more before it is laid out anew, or in no cells at all."""
+    app = open_app()
+    async with opened(app, "!", "escape", size=(160, 50)) as pilot:
+        for width, height in (size, (200, 50), size, (80, 24)):
+            await pilot.resize_terminal(width, height)
+        await app.settle(pilot)
+
+        assert "qwen27b" in screen_text(app)
+    assert app.crash is None
+
+
 async def test_escape_sequences_in_names_are_inert(tmp_path: Path, open_app: Open) -> None:
     path = tmp_path / "runs.db"
     evil = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"

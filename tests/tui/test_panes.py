@@ -370,6 +370,16 @@ def test_a_word_of_wide_signs_is_broken_by_cells_and_loses_none(width: int) -> N
     assert all(width_of(line) <= max(2, width) for line in lines)
 
 
+@pytest.mark.parametrize("indent", ["", "      "])
+@pytest.mark.parametrize("width", [-13, -1, 0, 1, 2, 6, 7])
+def test_words_have_a_cell_at_least_and_none_is_lost(width: int, indent: str) -> None:
+    """What is left beside a label in a terminal of one cell."""
+    lines = wrapped("ab 名前 c", width, indent=indent)
+
+    assert "".join("".join(text_of([line]).split()) for line in lines) == "ab名前c"
+    assert all(width_of(line) <= max(2, width) for line in lines)
+
+
 def test_words_and_columns_keep_to_their_width() -> None:
     assert all(width_of(line) <= 10 for line in wrapped("a word andaverylongone here", 10))
     assert width_of(fitted([("日本語日本語", "text")], 7)) == 7

@@ -13,6 +13,7 @@ from benchmarks.tui_terminal import Face
 from orchestrator.follow.lease import lease
 from tests.tui.terminal import ENTER_SCREEN, LEAVE_SCREEN, Terminal, at_terminal, plain, watching
 from tests.tui.world import Writer, Yard, steps
+from tui.terminal import MOST_CELLS, terminal_size
 
 
 def _curve(written: str) -> dict[tuple[int, int], str]:
@@ -155,6 +156,65 @@ def test_a_tiny_terminal_gets_a_message_and_still_quits(yard_copy: Path) -> None
         terminal.press("q")
 
         assert terminal.end() == 0
+
+
+@pytest.mark.slow
+def test_sizes_of_no_use_end_no_screen(yard_copy: Path) -> None:
+    """As a terminal that is dragged, or one whose size is told late, goes through them."""
+    command = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(yard_copy), "--readonly"]
+    with at_terminal(command) as terminal:
+        assert terminal.read_until("qwen27b/ddtree")
+        for size in ((1, 1), (0, 0), (500, 1), (1, 300), (2, 2), (160, 40)) * 2:
+            terminal.resize(*size)
+            terminal.drain(0.15)  # long enough to be laid out for each
+        begin = len(terminal.written)
+        terminal.resize(100, 30)
+        assert _has_keys_on_line(terminal, 30, since=begin)
+        seen = len(terminal.written)
+        terminal.resize(0, 0)
+        terminal.drain(0.5)
+        face = Face((100, 30))
+        face.feed(terminal.written[seen:].encode())
+        assert "q quit" not in "\n".join(str(face).splitlines()[:29]), "0 is a size that nobody knows, and not 80×24"
+        terminal.press("q")
+
+        assert terminal.end() == 0
+    assert "broke" not in terminal.written
+
+
+@pytest.mark.parametrize(
+    ("told", "columns", "expected"),
+    [
+        ((0, 0), None, (81, 25)),
+        ((0, 30), None, (81, 30)),
+        ((1, 1), None, (1, 1)),
+        ((65_535, 65_535), None, (MOST_CELLS, MOST_CELLS)),
+        ((100, 30), "9" * 20, (MOST_CELLS, 30)),
+        ((100, 30), "9" * 5000, (100, 30)),  # no number that Python reads
+        ((100, 30), "-7", (100, 30)),
+    ],
+)
+def test_a_size_is_one_that_a_terminal_can_have(
+    told: tuple[int, int], columns: str | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size(told))
+
+    assert terminal_size((81, 25)) == expected
+
+
+@pytest.mark.slow
+def test_columns_beyond_any_number_break_nothing(filled_yard: Path) -> None:
+    environ = {**os.environ, "LANG": "C.UTF-8", "COLUMNS": "9" * 20, "LINES": "30"}
+    command = [sys.executable, "-m", "orchestrator.cli", "watch", "--db", str(filled_yard), "--once"]
+
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "qwen27b/ddtree" in done.stdout
 
 
 @pytest.mark.slow
