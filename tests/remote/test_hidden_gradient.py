@@ -12,6 +12,7 @@ from remote.spec import DrafterSpec, TargetSpec, dump
 from tests.remote.jobs import tiny_job_spec, write_data
 
 
+@pytest.mark.slow
 def test_it_tells_the_gradients_errors_and_what_a_training_came_to(
     tmp_path: Path,
     tiny_target_spec: TargetSpec,
@@ -33,6 +34,6 @@ def test_it_tells_the_gradients_errors_and_what_a_training_came_to(
     assert [line["step"] for line in gradients] == [1, 5, 10] * 2
     assert all(line["full_error"] < 1e-5 < line["fp8_error"] < 0.02 for line in gradients)
     trained = [line for line in lines if line["kind"] == "trained"]
-    assert [line["why"] for line in trained] == ["full: asked for by the recipe"] * 2
+    assert [line["why"] for line in trained] == ["full: by the recipe"] * 2
     assert trained[0]["loss"] == pytest.approx(trained[1]["loss"], rel=1e-3)
     assert any(line["kind"] == "decoded" and line["protocol"].get("drafter") == "trained" for line in lines)
