@@ -157,7 +157,7 @@ def test_a_tiny_run_writes_its_pages_without_the_local_side(tmp_path: Path) -> N
 
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "step.json").read_text())["rows"]
-    assert len(rows) == 8
+    assert len(rows) == 10
     assert "first user" in rows[1]["variant"]
     assert all(row["step_ms"] > 0 for row in rows)
     page = (tmp_path / "step.md").read_text()
