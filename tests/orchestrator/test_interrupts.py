@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -75,6 +76,16 @@ def test_a_signal_outside_of_what_answers_it_ends_the_process_without_a_tracebac
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
 
 
+@pytest.fixture
+def defaults() -> Iterator[None]:
+    """As a process begins: a test before this one may have left handlers in it."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not of Python's making
+
+
+@pytest.mark.usefixtures("defaults")
 def test_no_handler_is_left_behind_by_a_signal() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         with pytest.raises(Interrupted), heard_as_interrupts() as came:
