@@ -30,7 +30,10 @@ class Dialogue(ModalScreen[ScreenResultType]):
         below = stack[stack.index(self) - 1] if self in stack else self.app.screen
         dimmed = self._dimmed.setdefault(self.app.theme, {})
         lines = below._compositor.render_strips(self.size)[crop.y : crop.bottom]
-        return [self._dim(line, dimmed).crop(*crop.column_span) for line in lines]
+        shown = [self._dim(line, dimmed).crop(*crop.column_span) for line in lines]
+        # While the terminal changes its size the screen below may have fewer cells: a hole would end the program.
+        shown = [line if line.cell_length == crop.width else line.adjust_cell_length(crop.width) for line in shown]
+        return shown + [Strip.blank(crop.width)] * (crop.height - len(shown))
 
     def _dim(self, line: Strip, dimmed: dict[Style | None, Style]) -> Strip:
         for _, style, _ in line:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from textual.geometry import Region
+from textual.strip import Strip
 
 from orchestrator.actions.history import show
 from orchestrator.actions.places import Places, find_places
@@ -331,6 +333,36 @@ async def test_a_run_beside_the_list_outlives_any_size(size: tuple[int, int], op
 
         assert "qwen27b" in screen_text(app)
     assert app.crash is None
+
+
+@pytest.mark.parametrize("size", [(2, 2), (1, 1), (1, 500), (300, 1)])
+@pytest.mark.parametrize("key", ["?", ":"])
+async def test_what_lies_over_a_screen_outlives_any_size(key: str, size: tuple[int, int], open_app: Open) -> None:
+    """It shows the screen below, which may not be laid out for its size yet."""
+    app = open_app()
+    async with opened(app, key, size=(160, 50)) as pilot:
+        for width, height in (size, (200, 50), size, (80, 24)):
+            await pilot.resize_terminal(width, height)
+        await app.settle(pilot)
+
+        assert len(app.screen_stack) > 1
+    assert app.crash is None
+
+
+async def test_a_dialogue_has_all_its_cells_where_the_screen_below_has_fewer(
+    open_app: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between two sizes of the terminal: a cell that nothing covers ended the program, in a real terminal alone."""
+    app = open_app()
+    async with opened(app, "?", size=(80, 24)) as pilot:
+        below, dialogue = app.screen_stack[-2:]
+        monkeypatch.setattr(below._compositor, "render_strips", lambda size: [Strip.blank(3)] * 2)
+
+        lines = dialogue.render_lines(Region(10, 1, 60, 20))
+
+        assert [line.cell_length for line in lines] == [60] * 20
+        monkeypatch.undo()
+        await app.settle(pilot)
 
 
 async def test_escape_sequences_in_names_are_inert(tmp_path: Path, open_app: Open) -> None:
