@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from benchmarks.first_user import GatheredAttention, checkpointed_loss
 from benchmarks.least_work import Work, least_work
 from benchmarks.step_page import Row, detail_lines, write
-from benchmarks.step_parts import CEILING_SIZE, Profile, ceiling, clock, profiled
+from benchmarks.step_parts import Profile, ceiling, clock, header_of, in_a_line, profiled
 from remote.drafter.attention import Backend
 from remote.drafter.blocks import Blocks, build_blocks, sample_anchors
 from remote.drafter.blocks import Row as PackedRow
@@ -301,7 +301,7 @@ def main(arguments: Sequence[str]) -> int:
     if device.type == "cuda":  # flex alone is compiled, and only there
         torch._dynamo.config.recompile_limit = 64  # every case has shapes of its own; a training has one
     started_s, rows, rate = time.monotonic(), list[Row](), ceiling(device, shape.dtype)
-    header = _header(device, rate)
+    header = header_of(device, rate)
     print(header, flush=True)
     wanted = _chosen(cases, options.only)
     right, num_wrong = _checked(
@@ -314,7 +314,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             rows.append(measure(case, variant, shape, device, rate))
         except Exception as error:  # noqa: BLE001 - one variant that breaks must not cost the rows of the others
-            rows.append(Row(case.name, variant.name, failure=_in_a_line(error)))
+            rows.append(Row(case.name, variant.name, failure=in_a_line(error)))
         print(rows[-1].line(), flush=True)
         if case is cases[0] and rows[-1].kernels:
             print("\n".join(detail_lines(rows[-1])), flush=True)
@@ -358,15 +358,9 @@ def _verdict(variant: Variant, shape: Shape, device: torch.device, tolerance: fl
     try:
         error = check(variant, shape, device)
     except Exception as failure:  # noqa: BLE001 - as for the rows
-        return f"{_in_a_line(failure)}: not timed", False
+        return f"{in_a_line(failure)}: not timed", False
     is_right = error < tolerance
     return f"worst gradient error {error:.1e}{'' if is_right else ': WRONG, not timed'}", is_right
-
-
-def _in_a_line(error: Exception) -> str:
-    if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def _shrunk(case: Case) -> Case:
@@ -377,14 +371,6 @@ def empty(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _header(device: torch.device, rate: float) -> str:
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, tiny shapes (no claim)"
-    return (
-        f"{card}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; `python -m benchmarks.step`; "
-        f"ceiling: a {CEILING_SIZE[device.type]}³ product at {rate / 1e12:.3g} TFLOP/s"
-    )
 
 
 def _bytes(text: str) -> float:

@@ -145,3 +145,17 @@ def _product(event: Any, device: torch.device) -> Timed:
 def _longest(times: Iterable[Timed]) -> list[Timed]:
     ordered = sorted(times, key=lambda each: -each.ms)
     return [replace(each, name=each.name[:LONGEST_NAME]) for each in ordered if each.ms > 0]
+
+
+def in_a_line(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def header_of(device: torch.device, rate: float) -> str:
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, tiny shapes (no claim)"
+    return (
+        f"{card}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; `python -m benchmarks.step`; "
+        f"ceiling: a {CEILING_SIZE[device.type]}³ product at {rate / 1e12:.3g} TFLOP/s"
+    )
