@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+PORTS_TRIED = 10
+
 SETTINGS = """\
 Port {port}
 ListenAddress {address}
@@ -161,29 +163,37 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o711)
     (folder / "home").mkdir(exist_ok=True)  # empty: no .bashrc of this machine costs time or prints
-    port = free_port(address) if netns is None else 2222
     make_key(folder / "host_ed25519")
     make_key(folder / "id_ed25519")
     shutil.copy(folder / "id_ed25519.pub", folder / "authorized_keys")
-    text = (
-        "\n".join(settings)
-        + "\n"
-        + SETTINGS.format(port=port, address=address, folder=folder, kind="ed25519", path=path)
-    )
-    if not any(line.startswith("Subsystem") for line in settings):
-        text += "Subsystem sftp internal-sftp\n"
-    (folder / "sshd_config").write_text(text)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # root's sshd wants its privilege separation folder
-    command = [
-        shutil.which("sshd") or "/usr/sbin/sshd",
-        "-D",
-        "-f",
-        str(folder / "sshd_config"),
-        "-E",
-        str(folder / "sshd.log"),
-    ]
-    process = subprocess.Popen(
+    if not any(line.startswith("Subsystem") for line in settings):
+        settings = (*settings, "Subsystem sftp internal-sftp")
+    # sshd takes no port 0, and between our look and its bind another program may take the one we found.
+    for _ in range(PORTS_TRIED):
+        port = free_port(address) if netns is None else 2222
+        text = SETTINGS.format(port=port, address=address, folder=folder, kind="ed25519", path=path)
+        (folder / "sshd_config").write_text("\n".join(settings) + "\n" + text)
+        server = Server(alias, folder, address, port, getpass.getuser(), _spawn(folder, netns))
+        if _is_up(server, netns):
+            break
+        server.process.kill()
+        server.process.wait()
+        if "Address already in use" not in server.log:
+            raise RuntimeError(f"sshd did not start: {server.log}")
+    else:
+        raise RuntimeError(f"sshd found no free port in {PORTS_TRIED} attempts: {server.log}")
+    server.trust()
+    server.config_file.write_text(server.config())
+    return server
+
+
+def _spawn(folder: Path, netns: str | None) -> subprocess.Popen[bytes]:
+    (folder / "sshd.log").write_bytes(b"")  # sshd appends, and what it says of this port is what counts
+    sshd = shutil.which("sshd") or "/usr/sbin/sshd"
+    command = [sshd, "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]
+    return subprocess.Popen(
         [*(["ip", "netns", "exec", netns] if netns else []), *command],
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
         # Not one stream of ours: a crashed test would leave sshd holding the pipe that CI waits for.
@@ -191,11 +201,6 @@ def start(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    server = Server(alias, folder, address, port, getpass.getuser(), process)
-    server.trust()
-    server.config_file.write_text(server.config())
-    _wait_for_banner(server, netns)
-    return server
 
 
 @contextlib.contextmanager
@@ -226,19 +231,19 @@ def make_key(file: Path, kind: str = "ed25519", passphrase: str = "") -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", file.name, "-f", str(file)], check=True)
 
 
-def _wait_for_banner(server: Server, netns: str | None) -> None:
-    """Listening is not enough: the first bytes must come."""
+def _is_up(server: Server, netns: str | None) -> bool:
+    """Whether it came up, within a minute. Its own log says that the port is its own (a banner alone may be another's server);
+    listening is not enough either: the first bytes must come."""
     ends = time.monotonic() + 60
     while time.monotonic() < ends and server.process.poll() is None:
-        if netns is not None:
-            if "Server listening" in (server.log if (server.folder / "sshd.log").exists() else ""):
-                return
-        else:
+        if f" port {server.port}." in server.log:
+            if netns is not None:
+                return True
             with (
                 contextlib.suppress(OSError),
                 socket.create_connection((server.address, server.port), timeout=2) as probe,
             ):
                 if probe.recv(4) == b"SSH-":
-                    return
+                    return True
         time.sleep(0.01)
-    raise RuntimeError(f"sshd did not start: {server.log}")
+    return False

@@ -266,3 +266,14 @@ def test_a_connection_that_was_closed_is_gone_before_all_that_it_said_is_read(is
 
         assert link._is_hung_up(ours)
         assert ours.recv(100) == b"an answer"
+
+
+def test_a_server_of_the_tests_never_answers_for_another_that_took_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sshd.running(tmp_path / "first") as first:
+        ports = iter([first.port, sshd.free_port()])
+        monkeypatch.setattr(sshd, "free_port", lambda address: next(ports))
+        with sshd.running(tmp_path / "second") as second:
+            assert second.port != first.port
+            connect(Hosts.load(None, second.config_file).find("box")).close()

@@ -573,8 +573,10 @@ def test_nothing_that_ssh_or_its_keygen_could_print_breaks_the_reading(printed: 
 
 
 def test_a_refused_port_and_an_unknown_name_are_told_apart(server: Server) -> None:
-    with pytest.raises(HostError, match="refuses TCP connections on port"):
-        connect(replace(host_of(server), port=sshd.free_port()))
+    with socket.socket() as held:  # bound and not listening: it refuses, and no other test's server can take it
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(HostError, match="refuses TCP connections on port"):
+            connect(replace(host_of(server), port=held.getsockname()[1]))
     with pytest.raises(HostError, match=r"no address for the name nowhere\.invalid"):
         connect(Host(name="x", source="test", address="nowhere.invalid", ssh_config=server.config_file))
 
