@@ -214,6 +214,7 @@ def _refused_by_system(error: OSError, arguments: Sequence[str]) -> int:
     message = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
     if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF):
         message, arguments = f"the output cannot be written: {error.strerror}", ()  # stdout is what is lost: no JSON
+        message = "\n  ".join([message, *getattr(error, "__notes__", ())])  # what goes on all the same
         _forget_stdout()
     with contextlib.suppress(OSError):  # stdout may be lost all the same; the exit code still tells
         _fail(message, arguments, code=1, facts={"reason": DraftyardError.reason})

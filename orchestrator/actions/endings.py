@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.actions.host_facts import MissingDependency
 from orchestrator.actions.telling import Tell, silent
@@ -15,6 +16,9 @@ from orchestrator.errors import DraftyardError, GateRefused, HostError, StoreErr
 from orchestrator.interrupts import Interrupted
 from orchestrator.store.rows import Reason, State
 from orchestrator.store.writes import Store
+
+if TYPE_CHECKING:
+    from orchestrator.actions.sending import Launched
 
 SAY_AGAIN_S = 2.0
 
@@ -25,6 +29,26 @@ class Doubt:
 
     may_live: bool = False
     broken_off: str | None = None  # of several hosts: which did not start, so that the others are being stopped
+
+
+@dataclass
+class Begun:
+    """What whoever starts a job has not been told yet."""
+
+    launched: Launched | None = None
+
+
+@contextmanager
+def told_if_left(tell: Tell) -> Iterator[Begun]:
+    """An interrupt between a job's start and its caller's word of it: what was closed meanwhile is no matter, the job is."""
+    begun = Begun()
+    try:
+        yield begun
+    except KeyboardInterrupt:
+        if (launched := begun.launched) is not None:
+            run_id, on = launched.run_id, " and ".join((launched.host, *launched.more_hosts))
+            tell(f"run {run_id} was started and goes on, on {on}: draftyard watch {run_id}, or draftyard wait {run_id}")
+        raise
 
 
 @contextmanager

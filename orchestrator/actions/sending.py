@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator import gate
 from orchestrator.actions import life
-from orchestrator.actions.endings import first_line, outcome
+from orchestrator.actions.endings import first_line, outcome, told_if_left
 from orchestrator.actions.host_facts import Card, card_of, require, versions
 from orchestrator.actions.lots import (
     Lot,
@@ -87,14 +87,15 @@ class Launched:
 
 def send(places: Places, settled: Settled, task: Task, *, tell: Tell = silent) -> Launched:
     """The whole way once. Raises HostError, MissingDependency, GateRefused or another DraftyardError."""
-    with Store(places.db) as store, _followed(places, store, tell):
+    with told_if_left(tell) as begun, Store(places.db) as store, _followed(places, store, tell):
         refuse_namesakes(store.reader, settled, here=places.hosts_file)
         new = _row(settled, task, places.hosts_file)
         run, is_ours = _begin_told(store, new, tell)
         if not is_ours:
             return _adopted(store, run, new, tell)
         with outcome(store, run.id, attempt=0, tell=tell), opened(settled, tell) as lots:
-            return _on_sites(store, run, task, lots, tell=tell)
+            begun.launched = _on_sites(store, run, task, lots, tell=tell)
+            return begun.launched
 
 
 def _begin_told(store: Store, new: NewRun, tell: Tell) -> tuple[RunRow, bool]:
@@ -181,7 +182,12 @@ def resend(
 
     `retry`: the wish that it carries out.
     """
-    with Store(places.db) as store, _followed(places, store, tell), opened(settled, tell) as lots:
+    with (
+        told_if_left(tell) as begun,
+        Store(places.db) as store,
+        _followed(places, store, tell),
+        opened(settled, tell) as lots,
+    ):
         assert run.tree_hash is not None
         refuse_namesakes(store.reader, settled, here=places.hosts_file)
         trees = []
@@ -201,7 +207,8 @@ def resend(
             store.keep_document(run.id, Document.HOSTS_FILE, str(places.hosts_file))
             for lot in lots[1:]:
                 store.promise_gpus(run.id, choice(lot, run.kind), host=lot.name)
-        return _start(store, lots, run, attempt, (commands, trees), tell=tell)
+        begun.launched = _start(store, lots, run, attempt, (commands, trees), tell=tell)
+        return begun.launched
 
 
 def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tell: Tell) -> Launched:
@@ -342,15 +349,15 @@ def _followed(places: Places, store: Store, tell: Tell) -> Iterator[None]:
     """
     try:
         yield
+        try:
+            life.ensure_follower(places)
+        except (OSError, DraftyardError) as error:
+            tell(f"the job was started, its follower was not ({first_line(error)}); `draftyard wait` starts one")
     except BaseException:
         with suppress(StoreError):
             if store.reader.live_runs():
                 life.ensure_follower(places)
         raise
-    try:
-        life.ensure_follower(places)
-    except (OSError, DraftyardError) as error:
-        tell(f"the job was started, its follower was not ({first_line(error)}); `draftyard wait` starts one")
 
 
 def _row(settled: Settled, task: Task, hosts_file: Path) -> NewRun:

@@ -54,18 +54,17 @@ class Terminal:
             click.echo(shown(spell(line)), color=self.has_colour)
 
     def say(self, text: str) -> None:
-        """A word beside the data, on stderr; nothing under --quiet."""
+        """A word beside the data, on stderr; nothing under --quiet. Nothing breaks off for want of somebody who hears it."""
         if not self.is_quiet:
-            click.echo(shown(self.spell(text)), err=True, color=self.has_colour)
-
-    def tell(self, text: str) -> None:
-        """The same on the way of what must not break off for want of somebody who hears it: a start, a stop."""
-        with suppress(OSError):
-            self.say(text)
+            self._whisper(text)
 
     def detail(self, text: str) -> None:
         """A word for those who asked for more with -v."""
         if self.verbosity:
+            self._whisper(text)
+
+    def _whisper(self, text: str) -> None:
+        with suppress(OSError):  # stderr is full or gone
             click.echo(shown(self.spell(text)), err=True, color=self.has_colour)
 
     def confirm(self, question: str, *, yes: bool) -> None:

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator import gate
-from orchestrator.actions import files, history
+from orchestrator.actions import files
 from orchestrator.actions.again import command_line
-from orchestrator.actions.log_text import inert
 from orchestrator.errors import GateRefused, UsageError
 from orchestrator.given import read_bounded, read_given
 from orchestrator.lazy import lazy
-from orchestrator.store.rows import State
 from orchestrator.units import counted
 from orchestrator.verbs.exits import SCHEMA_VERSION
 from orchestrator.verbs.frame import Terminal, verb
-from orchestrator.verbs.life import ENDS, wait_shown
-from orchestrator.verbs.measured import ladder
-from orchestrator.verbs.page import next_steps, run_page
-from orchestrator.verbs.program import words_of_others
+from orchestrator.verbs.life import ENDS
+from orchestrator.verbs.started import ended_or_detached
 from orchestrator.verbs.table import pairs
-from orchestrator.verbs.words import gib, state_cell
+from orchestrator.verbs.words import gib
 from orchestrator.verbs.words_typed import (
     BRANCH_NAME,
     HOST_OPTION,
@@ -40,14 +36,12 @@ from orchestrator.verbs.words_typed import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.actions import caps, jobs, life, order, trying
+    from orchestrator.actions import caps, jobs, order, trying
     from orchestrator.actions.jobs import Rehearsal
     from orchestrator.actions.order import Order
-    from orchestrator.actions.sending import Launched
 else:
     caps = lazy("orchestrator.actions.caps")
     jobs = lazy("orchestrator.actions.jobs")
-    life = lazy("orchestrator.actions.life")
     order = lazy("orchestrator.actions.order")
     trying = lazy("orchestrator.actions.trying")
 
@@ -87,7 +81,7 @@ def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
     """`more`: what only a launch may be told, by the names of Order."""
     if any("=" in word for word in words["env_words"]):
         told = "a value on the command line is seen by everybody on this machine; --env KEY takes it from yours"
-        terminal.tell(f"warning: {told}")
+        terminal.say(f"warning: {told}")
     named = words["host"] if isinstance(words["host"], tuple) else (words["host"],)
     host, *more_hosts = named or (None,)
     return order.Order(
@@ -110,7 +104,7 @@ def make_order(terminal: Terminal, words: dict[str, Any], **more: Any) -> Order:
 @order_options
 def deploy(terminal: Terminal, **words: Any) -> None:
     """Ship a recipe's tree to a host and verify it there; what is there already is not sent again."""
-    done = jobs.deploy(terminal.places, make_order(terminal, words), tell=terminal.tell)
+    done = jobs.deploy(terminal.places, make_order(terminal, words), tell=terminal.say)
     if terminal.wants_json:
         terminal.document(deployed=done)
         return
@@ -166,15 +160,15 @@ def smoke(
     asked = make_order(terminal, words)
     if script is not None:
         content, name = _script(script)
-        caps.refuse_cap_of_scripts(cap_bytes, (name,), (name,), terminal.tell)
-        started = jobs.smoke_script(terminal.places, asked, content, name=name, tell=terminal.tell)
+        caps.refuse_cap_of_scripts(cap_bytes, (name,), (name,), terminal.say)
+        started = jobs.smoke_script(terminal.places, asked, content, name=name, tell=terminal.say)
     else:
-        climbed = jobs.smoke(terminal.places, asked, rungs=rungs, cap_bytes=cap_bytes, again=again, tell=terminal.tell)
+        climbed = jobs.smoke(terminal.places, asked, rungs=rungs, cap_bytes=cap_bytes, again=again, tell=terminal.say)
         if climbed.launched is None:
             _nothing_to_climb(terminal, asked, climbed.fingerprint)
             return
         started = climbed.launched
-    _ended_or_detached(terminal, started, detach=detach)
+    ended_or_detached(terminal, started, detach=detach)
 
 
 @verb(
@@ -212,10 +206,8 @@ def launch(
     if dry_run:
         _rehearsal(terminal, asked)
         return
-    started = jobs.launch(terminal.places, asked, tell=terminal.tell)
-    if started.unmet:
-        terminal.tell("\n  ".join(["forced past the gate:", *gate.explain(started.unmet)]))
-    _ended_or_detached(terminal, started, detach=not follow)
+    started = jobs.launch(terminal.places, asked, tell=terminal.say)
+    ended_or_detached(terminal, started, detach=not follow)
 
 
 @verb(
@@ -227,8 +219,8 @@ def launch(
 @click.option("--detach", is_flag=True, help="Start it and return.")
 def prepare(terminal: Terminal, *, detach: bool, **words: Any) -> None:
     """Make a recipe's answers and hidden states in the host's cache, so that training finds them there."""
-    started = jobs.prepare(terminal.places, make_order(terminal, words), tell=terminal.tell)
-    _ended_or_detached(terminal, started, detach=detach)
+    started = jobs.prepare(terminal.places, make_order(terminal, words), tell=terminal.say)
+    ended_or_detached(terminal, started, detach=detach)
 
 
 @verb(
@@ -240,7 +232,7 @@ def prepare(terminal: Terminal, *, detach: bool, **words: Any) -> None:
 @click.option("--detach", is_flag=True, help="Start it and return.")
 def evaluate(terminal: Terminal, selector: str, *, detach: bool) -> None:
     """Measure the acceptance length of a run's newest checkpoint by really decoding, on its host."""
-    _ended_or_detached(terminal, jobs.evaluate(terminal.places, selector, tell=terminal.tell), detach=detach)
+    ended_or_detached(terminal, jobs.evaluate(terminal.places, selector, tell=terminal.say), detach=detach)
 
 
 @verb(
@@ -259,7 +251,7 @@ def export(terminal: Terminal, selector: str, *, form: str | None, to: str | Non
     if form is None:
         if to is not None:
             raise UsageError("--to goes with --metrics; a drafter is written on its host")
-        _ended_or_detached(terminal, jobs.export(terminal.places, selector, tell=terminal.tell), detach=detach)
+        ended_or_detached(terminal, jobs.export(terminal.places, selector, tell=terminal.say), detach=detach)
         return
     if to is None:
         if terminal.wants_json and form == "csv":
@@ -281,49 +273,7 @@ def export(terminal: Terminal, selector: str, *, form: str | None, to: str | Non
 @click.option("-f", "--follow", is_flag=True, help="Stay and show progress; the outcome is the exit code.")
 def resume(terminal: Terminal, selector: str, *, follow: bool) -> None:
     """Start a new attempt of a run that has ended, from its newest whole checkpoint."""
-    _ended_or_detached(terminal, jobs.resume(terminal.places, selector, tell=terminal.tell), detach=not follow)
-
-
-def _ended_or_detached(terminal: Terminal, started: Launched, *, detach: bool) -> None:
-    if detach:
-        if terminal.wants_json:
-            told = {"run": started.run_id, "attempt": started.attempt, "host": started.host, "run_dir": started.run_dir}
-            terminal.document(**told, **({"more_hosts": started.more_hosts} if started.more_hosts else {}))
-            return
-        terminal.lines([started.run_id])
-        terminal.tell(whereabouts(started))
-        return
-    terminal.say(f"run {started.run_id} on {_and(started)}; Ctrl-C leaves it going")
-    run = wait_shown(terminal, started.run_id)
-    page = history.show(terminal.places, run.id)
-    if terminal.wants_json:
-        terminal.document(**vars(page))
-    elif run.kind in ("smoke", "script"):
-        terminal.lines(
-            [
-                *ladder(page, terminal.width or 100),
-                "",
-                f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}",
-                *([] if run.state is State.SUCCEEDED else ["", *next_steps(page)]),
-            ]
-        )
-    else:
-        lines = run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s)
-        terminal.lines(lines, theirs=words_of_others(page))
-    raise click.exceptions.Exit(life.outcome_code(run))
-
-
-def whereabouts(started: Launched) -> str:
-    """Where the job is and what to type next; of one that an earlier launch had started, the state it was found in."""
-    run_id, state = started.run_id, started.found or State.RUNNING
-    if state.is_final:
-        return f"it has {state} on {_and(started)}; draftyard show {run_id}"
-    word = "runs" if state is State.RUNNING else f"is {state}".replace("_", " ")
-    return f"it {word} on {_and(started)}; draftyard watch {run_id}, or draftyard logs {run_id} -f"
-
-
-def _and(started: Launched) -> str:
-    return " and ".join((started.host, *started.more_hosts))
+    ended_or_detached(terminal, jobs.resume(terminal.places, selector, tell=terminal.say), detach=not follow)
 
 
 def _with_suggestion(
@@ -349,9 +299,9 @@ def _nothing_to_climb(terminal: Terminal, asked: Order, fingerprint: str) -> Non
 def _rehearsal(terminal: Terminal, asked: Order) -> None:
     """Ends as the launch would: with exit 3 and the repair where the gate is shut."""
     if asked.more_hosts:
-        each = jobs.rehearse_all(terminal.places, asked, tell=terminal.tell)
+        each = jobs.rehearse_all(terminal.places, asked, tell=terminal.say)
     else:
-        each = [jobs.rehearse(terminal.places, asked, tell=terminal.tell)]
+        each = [jobs.rehearse(terminal.places, asked, tell=terminal.say)]
     is_allowed, is_forced = all(found.verdict.is_allowed for found in each), asked.force_reason is not None
     if terminal.wants_json:
         more = {"more_rehearsals": each[1:]} if asked.more_hosts else {}

@@ -85,11 +85,15 @@ def wait_shown(
         return life.wait(terminal.places, run_id, timeout_s=timeout_s, since_s=since_s, on_moment=progress.moment)
     except KeyboardInterrupt:
         progress.end()
-        ways = (f"draftyard watch {run_id}", f"draftyard logs {run_id} -f", f"draftyard wait {run_id}")
-        terminal.say("\n  ".join([goes_on, *ways]))
+        terminal.say("\n  ".join([goes_on, *ways_back(run_id)]))
         raise
     finally:
         progress.end()
+
+
+def ways_back(run_id: str) -> tuple[str, ...]:
+    """What whoever has left a live run types to see it again."""
+    return f"draftyard watch {run_id}", f"draftyard logs {run_id} -f", f"draftyard wait {run_id}"
 
 
 VERBS = {"wait": wait, "stop": stop}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -51,10 +52,11 @@ class Progress:
         text = inert(text)
         news = text if news is None else news
         if self._is_live:
-            click.echo(f"\r\x1b[2K{cut(text, self._width - 1)}", err=True, nl=False, color=True)
+            _draw(cut(text, self._width - 1))
             self._is_drawn = True
         elif stage != self._last_stage or (news != self._last_news and now_s - self._last_s >= PLAIN_LINE_EVERY_S):
-            click.echo(text, err=True)
+            with suppress(OSError):  # as `_draw`
+                click.echo(text, err=True)
             self._last_s, self._last_stage, self._last_news = now_s, stage, news
 
     def moment(self, moment: Moment) -> None:
@@ -70,8 +72,14 @@ class Progress:
     def end(self) -> None:
         """Leaves a clean line for whatever comes next."""
         if self._is_drawn:
-            click.echo("\r\x1b[2K", err=True, nl=False, color=True)
+            _draw("")
             self._is_drawn = False
+
+
+def _draw(text: str) -> None:
+    """In place of the line that stands there. What is waited for does not break off for want of somebody who watches."""
+    with suppress(OSError):
+        click.echo(f"\r\x1b[2K{text}", err=True, nl=False, color=True)
 
 
 class _Pace:

@@ -27,7 +27,7 @@ from orchestrator.shell.local import LocalShell
 from orchestrator.store.rows import Document, Kind, NewRun, Reason, RunRow, State
 from orchestrator.store.writes import Store
 from orchestrator.tree import bundled_tree
-from orchestrator.verbs.jobs import whereabouts
+from orchestrator.verbs.started import whereabouts
 from orchestrator.workplace import Workplace
 from remote.spec import RolesSpec
 from tests.orchestrator.runs import RUN, batch, event, new_run

@@ -452,6 +452,94 @@ def test_a_launch_whose_terminal_is_gone_ends_by_the_hang_up_all_the_same(yard: 
     assert _wait(yard, lambda _: True).evidence == "interrupted before it started (SIGHUP)"
 
 
+LEFT = """
+import os, signal, sys
+from orchestrator import cli
+from orchestrator.actions import life
+from orchestrator.verbs import frame
+
+plain = {{"ensure_follower": life.ensure_follower, "lines": frame.Terminal.lines}}
+def at_once(*words, **more):
+    if not sys.argv[1:]:
+        sys.argv.append("sent")
+        os.kill(os.getpid(), signal.{number})
+    return plain["{where}"](*words, **more)
+
+{patch} = at_once
+cli.main(["launch", "tiny", "-b", "slow", "--force", "a test"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("where", ["ensure_follower", "lines"])
+def test_a_signal_between_the_start_and_its_word_says_that_the_run_goes_on(
+    yard: Yard, number: signal.Signals, where: str
+) -> None:
+    """While what was opened is closed and a follower is looked for, and as the id is printed."""
+    patch = {"ensure_follower": "life.ensure_follower", "lines": "frame.Terminal.lines"}[where]
+    code = LEFT.format(number=number.name, where=where, patch=patch)
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+    run = _wait(yard, lambda run: run.state is State.RUNNING)  # somebody follows it
+    assert done.returncode == (130 if number == signal.SIGINT else -number), done.stderr
+    assert "goes on" in done.stderr
+    assert f"draftyard watch {run.id}" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--json",), ("--quiet",)])
+def test_a_launch_whose_output_cannot_be_written_says_that_its_run_goes_on(yard: Yard, more: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = ["launch", "tiny", "-b", "slow", "--force", "a test", *more]
+        done = subprocess.run([*_command(), *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    run = _wait(yard, lambda run: run.state is State.RUNNING)
+    assert done.returncode == 1
+    assert "error: the output cannot be written: No space left on device\n" in done.stderr
+    assert f"  run {run.id}: it runs on local; draftyard watch {run.id}" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_outcome_that_cannot_be_written_is_said_beside_it(yard: Yard) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = ["launch", "tiny", "--force", "a test", "--follow"]
+        done = subprocess.run([*_command(), *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    run = _wait(yard, lambda run: run.state is State.SUCCEEDED)
+    assert done.returncode == 1
+    assert f"  {run.id}  succeeded: " in done.stderr
+
+
+@pytest.mark.slow
+def test_nothing_breaks_off_because_a_warning_or_progress_cannot_be_written(yard: Yard) -> None:
+    """The warning of --env, that of the gate, and the lines of whoever waits for longer than progress is silent."""
+    words = [
+        "tiny",
+        "--force",
+        "a test",
+        "--env",
+        "N=1",
+        "--set",
+        "settings.num_steps=60",
+        "--set",
+        "settings.sleep_s=0.05",
+    ]
+    with Path("/dev/full").open("w") as full:
+        command = [*COLD, "launch", *words, "--follow", "--json"]  # a warm one flushes once more at its end
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["run"]["state"] == "succeeded"
+
+
 def _has_run_once(yard: Yard) -> None:
     """One attempt, here and in its folder, that one job has told of."""
     assert [run["id"] for run in yard.json("ls")["runs"]] == ["nightly"]
