@@ -13,14 +13,23 @@ from typing import Any, Protocol, TypeVar
 
 from orchestrator.actions.card_names import KnownCard
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
-from orchestrator.actions.host_facts import UNLISTED_BYTES, Card, NoGpu, can_name_gpu, card_of, gpu_fault, named_gpus
+from orchestrator.actions.host_facts import (
+    UNLISTED_BYTES,
+    Card,
+    NoGpu,
+    can_name_gpu,
+    card_of,
+    gpu_fault,
+    named_gpus,
+    no_name_of_a_gpu,
+)
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
 from orchestrator.actions.role_time import ByRole, by_role, step_time
 from orchestrator.actions.shortfall import GROW, allowed, exceeded, held, remedy_of_pieces, short_bytes
 from orchestrator.actions.shortfall import Exceeded as Exceeded
-from orchestrator.actions.step_time import StepTime, bound
+from orchestrator.actions.step_time import StepTime, bound, to_measure
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import StoreError, UsageError
 from orchestrator.failure.oom_text import FOREIGN_SHARE
@@ -58,7 +67,9 @@ class Planned:
     switches: list[Switch]  # single changes that lower the peak; what fits first where today's plan does not
     time: StepTime | None = None  # None: neither measured nor bounded
     by_role: ByRole | None = None  # where several processes share the training
-    measured_in: tuple[str, ...] = ()  # the smoke runs whose unexplained memory it shows, newest first
+    measured_in: tuple[str, ...] = ()  # the runs whose unexplained memory it shows, newest first
+    num_trainings: int = 0  # of those; the others are smoke runs
+    to_measure: str = ""  # what would measure its time, where nothing has
 
 
 @dataclass(frozen=True)
@@ -138,20 +149,28 @@ def plan_memory(
     found = _planned(spec, card, told, seen=seen)
     if seen is None:
         return _unmeasured(found)
-    time, roles = _asked(
+    time, roles, has_gpu = _asked(
         places,
         lambda reader: (
             step_time(reader, spec, found.plan, host=host),
             by_role(reader, spec, found.plan, host=host),
+            _has_gpu(reader, host or places.host),
         ),
         tell,
-    ) or (None, by_role(None, spec, found.plan))
-    return dataclasses.replace(found, time=time or bound(spec, found.plan), by_role=roles)
+    ) or (None, by_role(None, spec, found.plan), None)
+    measurer = to_measure(spec, card.device, host=host, has_gpu=has_gpu)
+    return dataclasses.replace(found, time=time or bound(spec, found.plan), by_role=roles, to_measure=measurer)
 
 
 def _unmeasured(found: Planned) -> Planned:
     spec, made = found.spec, found.plan
-    return dataclasses.replace(found, time=bound(spec, made), by_role=by_role(None, spec, made))
+    measurer = to_measure(spec, made.device, host=None, has_gpu=None)
+    return dataclasses.replace(found, time=bound(spec, made), by_role=by_role(None, spec, made), to_measure=measurer)
+
+
+def _has_gpu(reader: Reader, host: str) -> bool | None:
+    """As the host was last seen; None for one that nobody has looked at."""
+    return next((bool(row.facts.get("gpus")) for row in reader.hosts() if row.name == host and row.facts), None)
 
 
 def _asked(places: Places, ask: Callable[[Reader], Found], tell: Tell) -> Found | None:
@@ -277,8 +296,10 @@ def plan_body(made: Plan) -> dict[str, Any]:
         "headroom_bytes": made.headroom_bytes,
     }
     stages = [{**dataclasses.asdict(stage), "allocated_bytes": stage.allocated_bytes} for stage in made.stages]
+    before = made.target_pass
+    pass_body = before and {**dataclasses.asdict(before), "allocated_bytes": before.allocated_bytes}
     verdicts = {"verdict": made.verdict, "step_verdict": made.step_verdict, "pass_verdict": made.pass_verdict}
-    return {**dataclasses.asdict(made), "stages": stages, **sums, **verdicts}
+    return {**dataclasses.asdict(made), "stages": stages, "target_pass": pass_body, **sums, **verdicts}
 
 
 def _planned(
@@ -294,7 +315,7 @@ def _planned(
 
     `is_begun`: its hidden states were made, so that no pass of the target has to fit any more.
     """
-    known = seen or Residuals({}, ())
+    known = seen or Residuals({}, (), 0)
     capacity_bytes, device, is_hopper = card
     if capacity_bytes is not None:
         capacity_bytes = max(capacity_bytes - reserve_bytes, 0)
@@ -310,7 +331,8 @@ def _planned(
     made = planned(spec)
     offered = nearest_fits if made.step_verdict == "does not fit" else switches
     largest = None if capacity_bytes is None else largest_fit(spec, planned)
-    return Planned(spec, made, told, largest, offered(spec, planned), measured_in=known.run_ids)
+    advised = offered(spec, planned)
+    return Planned(spec, made, told, largest, advised, measured_in=known.run_ids, num_trainings=known.num_trainings)
 
 
 def _is_of_the_plan(reason: str | None, device: str) -> bool:
@@ -331,7 +353,7 @@ def check_gpus(places: Places, host: str, names: Sequence[str]) -> None:
     if facts:
         named_gpus(facts.get("gpus") or (), names, host)
     elif wrong := [name for name in names if not can_name_gpu(name)]:
-        raise NoGpu(f"GPU {wrong[0]!r} is neither an index, as 5, nor the beginning of a UUID, as GPU-4f1c88de")
+        raise NoGpu(f"GPU {no_name_of_a_gpu(wrong[0])}")
 
 
 def _seen_card(places: Places, host: str, *, device: str) -> Card:

@@ -1,54 +1,102 @@
-"""What smoke runs of the same shape took beyond their plan: memory that no line of the next plan explains either."""
+"""What runs of the same shape took beyond their plan, smoke runs and trainings: memory that no line of the next plan explains
+either."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from orchestrator.actions.host_facts import is_hopper
-from orchestrator.actions.shape import gpu_of, is_of_shape, steps_climbed
+from orchestrator.actions.rank_places import rank_places
+from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, is_of_shape, steps_climbed
 from orchestrator.store.reads import Reader
-from remote.plan import plan
+from orchestrator.store.rows import Document, Kind, RunRow
+from remote.plan import TARGET_PASS, Plan, plan
 from remote.spec import DFlashSpec
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Measured less planned bytes by stage, one of each run, the newest first; and those runs."""
+    """Measured less planned bytes by stage, the target's pass among them, one of each run; and those runs, the newest first."""
 
     by_stage: dict[str, list[int]]
     run_ids: tuple[str, ...]
+    num_trainings: int  # of those; the others are smoke runs
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A run's peaks by stage. `tree`: the code it ran, None where nobody tells."""
+
+    at_s: float
+    run_id: str
+    host: str
+    tree: str | None
+    rung: str | None  # None: a training
+    peaks: Mapping[str, int]
 
 
 def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None = None) -> Residuals:
-    """Of the newest rungs `fwd_bwd` on this kind of device; on the host, where one is named.
+    """Of the newest rungs `fwd_bwd` and the newest trainings on this kind of device; on the host, where one is named.
 
-    Held against today's plan of the rung: what an older plan did not know has been learnt since. Rungs of other code than
-    the recipe's newest say nothing of what today's takes; those of imported runs, whose code nobody tells, count where
-    none is told.
+    Held against today's plan of the rung or of the training: what an older plan did not know has been learnt since. Runs of
+    other code than the recipe's newest say nothing of what today's takes; imported ones, whose code nobody tells, count
+    where none is told.
     """
-    plans = {
-        is_of: {
-            stage.name: stage.allocated_bytes
-            for stage in plan(spec, device=device, rung="fwd_bwd", is_hopper=is_of).stages
-        }
-        for is_of in (False, True)
-    }
-    by_stage: dict[str, list[int]] = {name: [] for name in plans[False]}
-    run_ids = []
-    climbed = list(steps_climbed(reader, spec.recipe))
-    tree = next((row.fingerprint_parts["tree"] for row in climbed if "tree" in row.fingerprint_parts), None)
-    for row in climbed:
-        if row.fingerprint_parts.get("tree") != tree:
+    planned = lru_cache(partial(_planned, spec, device))
+    seen = sorted((*_rungs(reader, spec), *_trainings(reader, spec)), key=lambda run: run.at_s, reverse=True)
+    tree = next((run.tree for run in seen if run.tree is not None), None)
+    by_stage: dict[str, list[int]] = {}
+    counted = []
+    for run in seen:
+        gpu = gpu_of(reader, run.run_id)
+        if run.tree != tree or host not in (None, run.host) or gpu is None or bool(gpu) != (device == "cuda"):
             continue
-        gpu = gpu_of(reader, row.run_id)
-        if host not in (None, row.host) or gpu is None or bool(gpu) != (device == "cuda"):
+        sizes = planned(run.rung, is_hopper(gpu))
+        known = {name: size for name, size in run.peaks.items() if name in sizes}
+        if not known or not is_of_shape(reader, run.run_id, spec):
             continue
-        planned = plans[is_hopper(gpu)]
-        peaks = {name: row.values.get(f"{name}_allocated_bytes") for name in planned}
-        known = {name: size for name, size in peaks.items() if isinstance(size, int | float)}
-        if not known or not is_of_shape(reader, row.run_id, spec):
-            continue
-        run_ids.append(row.run_id)
+        counted.append(run)
         for name, size in known.items():
-            by_stage[name].append(round(size) - planned[name])
-    return Residuals({name: sizes for name, sizes in by_stage.items() if sizes}, tuple(run_ids))
+            by_stage.setdefault(name, []).append(size - sizes[name])
+    trainings = sum(run.rung is None for run in counted)
+    return Residuals(by_stage, tuple(run.run_id for run in counted), trainings)
+
+
+def _planned(spec: DFlashSpec, device: str, rung: str | None, is_of_hopper: bool) -> dict[str, int]:
+    made: Plan = plan(spec, device=device, rung=rung, is_hopper=is_of_hopper)
+    before = {} if made.target_pass is None or rung is not None else {TARGET_PASS: made.target_pass.allocated_bytes}
+    return {stage.name: stage.allocated_bytes for stage in made.stages} | before
+
+
+def _rungs(reader: Reader, spec: DFlashSpec) -> Iterator[_Measured]:
+    for row in steps_climbed(reader, spec.recipe):
+        ending = "_allocated_bytes"
+        sizes = {name: size for name, size in row.values.items() if name.endswith(ending)}
+        peaks = {
+            name.removesuffix(ending): round(size) for name, size in sizes.items() if isinstance(size, int | float)
+        }
+        yield _Measured(row.at_s, row.run_id, row.host, row.fingerprint_parts.get("tree"), "fwd_bwd", peaks)
+
+
+def _trainings(reader: Reader, spec: DFlashSpec) -> Iterator[_Measured]:
+    """Of each its newest attempt, whose code its fingerprint is of."""
+    for run in reader.runs(f"recipe:{spec.recipe}", kind=Kind.TRAIN, limit=NUM_LOOKED_AT):
+        parts = json.loads(reader.document(run.id, Document.FINGERPRINT) or "{}")
+        peaks = _peaks(reader, run)
+        if peaks:
+            yield _Measured(run.created_s, run.id, run.host, parts.get("tree"), None, peaks)
+
+
+def _peaks(reader: Reader, run: RunRow) -> dict[str, int]:
+    """Of the newest attempt by stage, the fullest drafter's: a rank of the target has a plan of its own."""
+    rows = [row for row in reader.memory_peaks(run.id) if row.attempt == run.attempt and row.allocated_bytes]
+    told = json.loads(reader.document(run.id, Document.SPEC) or "{}")
+    targets = {place.rank for place in rank_places(run, told, {row.rank for row in rows}) if place.role == "target"}
+    peaks: dict[str, int] = {}
+    for row in rows:
+        if row.rank not in targets:
+            peaks[row.stage] = max(peaks.get(row.stage, 0), row.allocated_bytes or 0)
+    return peaks

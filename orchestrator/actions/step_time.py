@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, is_of_shape, steps_climbed
 from orchestrator.actions.throughput import mean_step
 from orchestrator.store.reads import Reader
@@ -35,12 +36,29 @@ class StepTime:
         return self.step_s * self.num_steps
 
 
-def time_sentence(time: StepTime | None, spec: DFlashSpec) -> str:
-    """What is said of it on a page and on a screen."""
+def time_sentence(time: StepTime | None, spec: DFlashSpec, measurer: str = "") -> str:
+    """What is said of it on a page and on a screen. `measurer`: what `to_measure` says."""
     if time is None:
-        return f"not measured yet: draftyard smoke {spec.recipe} -b {spec.branch} does"
+        return f"not measured yet: {measurer or to_measure(spec, None, host=None, has_gpu=None)}"
     steps = f"{time_text(time.step_s)} a step, {time_text(time.total_s)} for all {time.num_steps:,}"
     return f"{steps}; measured: {time.source}" if time.is_measured else f"a guess: at least {steps}; {time.source}"
+
+
+def to_measure(spec: DFlashSpec, device: str | None, *, host: str | None, has_gpu: bool | None) -> str:
+    """What would measure a step on such a device: a smoke run, but only where that would run on one.
+
+    `has_gpu`: of the host that is named, or of this machine; None where that is not known. `device` None: whichever the
+    smoke run takes.
+    """
+    if not _is_one_process(spec):
+        return "a training with these roles does"
+    is_there = (
+        device is None or has_gpu == (device == "cuda") or (has_gpu is None and (host is not None or device == "cpu"))
+    )
+    hosts = [host] if host is not None and is_there else [] if is_there else ["HOST"]
+    line = command_line("smoke", Words(spec.recipe, spec.branch, hosts))
+    kind = "with such a card" if device == "cuda" else "without a card"
+    return f"{line} does" + ("" if is_there else f", on a host {kind}")
 
 
 def time_text(seconds: float) -> str:
@@ -68,8 +86,8 @@ def bound(spec: DFlashSpec, made: Plan) -> StepTime | None:
 def measured(reader: Reader, spec: DFlashSpec, made: Plan, *, host: str | None = None) -> StepTime | None:
     """Of the newest training of the same recipe, shape and kind of device, else of the newest rung `fwd_bwd`; on the
     host, where one is named."""
-    is_one = spec.roles.target + spec.roles.drafter == 1  # a rung takes a step in one process
-    for run_id, on, step_s, what in (*_trainings(reader, spec), *(_rungs(reader, spec) if is_one else ())):
+    rungs = _rungs(reader, spec) if _is_one_process(spec) else ()
+    for run_id, on, step_s, what in (*_trainings(reader, spec), *rungs):
         gpu = gpu_of(reader, run_id)
         if host not in (None, on) or gpu is None or bool(gpu) != (made.device == "cuda"):
             continue
@@ -77,6 +95,11 @@ def measured(reader: Reader, spec: DFlashSpec, made: Plan, *, host: str | None =
             where = f"{on}, {gpu}" if gpu else on
             return StepTime(step_s, spec.train.num_steps, True, f"{what} {run_id} on {where}")
     return None
+
+
+def _is_one_process(spec: DFlashSpec) -> bool:
+    """As a rung takes a step."""
+    return spec.roles.target + spec.roles.drafter == 1
 
 
 def _trainings(reader: Reader, spec: DFlashSpec) -> Iterator[tuple[str, str, float, str]]:

@@ -43,7 +43,7 @@ def plan_page(found: Planned, *, width: int | None) -> list[str]:
 
 
 def stage_table(made: Plan, *, width: int | None) -> list[str]:
-    """One row a component; the last rows are their sum, and what smoke runs took beyond it."""
+    """One row a component; the last rows are their sum, and what runs took beyond it."""
     columns = [Column("component", gives_way=True), *(Column(stage.name, is_number=True) for stage in made.stages)]
     places = gib_places(made.peak.allocated_bytes)
     rows: list[list[str | Cell]] = [
@@ -82,6 +82,8 @@ def plan_document(found: Planned) -> dict[str, Any]:
         "plan": plan_body(made),
         "capacity_from": found.capacity_from,
         "measured_in": found.measured_in,
+        "num_smoke_runs": len(found.measured_in) - found.num_trainings,
+        "num_trainings": found.num_trainings,
         "largest": found.largest,
         "time": None if found.time is None else {**vars(found.time), "total_s": found.time.total_s},
         "by_role": None if found.by_role is None else roles_document(found.by_role),
@@ -116,7 +118,7 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
         else ""
     )
     items.append(("a step", f"{tokens}, {tflop(work.total)}{most}"))
-    items.append(("time", time_sentence(found.time, found.spec)))
+    items.append(("time", time_sentence(found.time, found.spec, found.to_measure)))
     items.append(("computed in", f"{made.dtype} on {made.device}; drafter of {made.sizes.parameters:,} parameters"))
     return items
 
@@ -134,17 +136,17 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
     items.append(("  peak", _peak(made, peak, places)))
     if made.unexplained_bytes:
         more = in_gib(made.unexplained_bytes, places=places)
-        runs = counted(len(found.measured_in), "smoke run")
-        items.append(
-            ("  + unexplained", f"{more} GiB that {runs} took in {made.peak.name} and no line of the plan explains")
-        )
+        took = f"{more} GiB that {_runs(found)} took in {made.peak.name}"
+        items.append(("  + unexplained", f"{took} and no line of the plan explains"))
     if made.slack_bytes:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate{_seen_reserved(made)}"))
     if made.context_bytes:
         items.append(("  + context", f"{context} of the driver, an estimate"))
     if made.pass_verdict in ("does not fit", "tight"):
         items.append(("target pass", _pass_told(found)))
-    if found.measured_in:
+    elif made.target_pass is not None and made.target_pass.num_measured:
+        items.append(("target pass", f"{_pass_size(made)}{_pass_seen(made)}"))
+    if any(stage.num_measured for stage in made.stages):
         items.append(("measured", _measured(found)))
     if made.capacity_bytes is not None:
         items.append(("largest", _largest(found)))
@@ -152,7 +154,7 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
 
 
 def _peak(made: Plan, told: str, places: int) -> str:
-    """The stage that decides: by plan and what smoke runs took beyond it together, and so not always the highest of the table."""
+    """The stage that decides: by plan and what runs took beyond it together, and so not always the highest of the table."""
     highest = max(made.stages, key=lambda stage: stage.allocated_bytes)
     if highest.allocated_bytes == made.peak.allocated_bytes:
         return f"{told} allocated, in {made.peak.name}"
@@ -162,14 +164,32 @@ def _peak(made: Plan, told: str, places: int) -> str:
 
 def _seen_reserved(made: Plan) -> str:
     """That a driver's count may stand far above the plan: what the allocator only caches is in no verdict."""
-    low, high = (in_gib(size) for size in made.reserved_seen_bytes)
-    return f"; measured {low} to {high}, cached memory that it gives back on demand"
+    least, most = made.reserved_seen_bytes
+    outside = ", below" if made.slack_bytes < least else ", above" if made.slack_bytes > most else ""
+    all_of = f"{outside} all that was measured:" if outside else "; measured"
+    return f"{all_of} {in_gib(least)} to {in_gib(most)}, cached memory that it gives back on demand"
 
 
 def _pass_told(found: Planned) -> str:
     made = found.plan
-    told = f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded: {made.pass_verdict}"
-    return told if made.pass_verdict == "tight" else f"{told}, whatever is changed below"
+    verdict = "tight" if made.pass_verdict == "tight" else f"{made.pass_verdict}, whatever is changed below"
+    return f"{_pass_size(made)}: {verdict}{_pass_seen(made)}"
+
+
+def _pass_size(made: Plan) -> str:
+    return f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded"
+
+
+def _pass_seen(made: Plan) -> str:
+    """What trainings took in it, beside the estimate; empty where none was measured."""
+    before = made.target_pass
+    if before is None or before.unexplained_bytes is None:
+        return ""
+    trainings = counted(before.num_measured, "training")
+    if before.unexplained_bytes > 0:
+        return f"; measured in {trainings}; the estimate was {gib(before.allocated_bytes)} allocated"
+    took = gib(before.allocated_bytes + before.unexplained_bytes)
+    return f", an estimate; {trainings} took {took} at most, as where hidden states are found kept"
 
 
 def prepared_elsewhere(found: Planned) -> list[str]:
@@ -212,9 +232,17 @@ def _measured(found: Planned) -> str:
     """How far off the plan was where it was held against a card or a machine: the stage that it knew least of."""
     off = [stage for stage in found.plan.stages if stage.unexplained_bytes is not None]
     most = max(off, key=lambda stage: abs(stage.unexplained_bytes or 0))
-    runs = counted(len(found.measured_in), "smoke run")
     size = in_gib(most.unexplained_bytes, places=gib_places(most.unexplained_bytes), is_signed=True)
-    return f"{size} GiB off at most, in {most.name}, by {runs} of this shape; the newest {found.measured_in[0]}"
+    return f"{size} GiB off at most, in {most.name}, by {_runs(found)} of this shape; the newest {found.measured_in[0]}"
+
+
+def _runs(found: Planned) -> str:
+    """`2 smoke runs and 1 training`"""
+    rungs = len(found.measured_in) - found.num_trainings
+    each = [
+        counted(number, name) for number, name in ((rungs, "smoke run"), (found.num_trainings, "training")) if number
+    ]
+    return " and ".join(each)
 
 
 def _largest(found: Planned) -> str:

@@ -2,7 +2,7 @@
 
 Standard library only, so a laptop without torch can plan. The numbers are predictions of three kinds that are never
 mixed: *allocated* (bytes of tensors, as torch counts them), *reserved* (with the allocator's slack), *driver* (with the
-CUDA context: what must fit on the card). What smoke runs of the same shape were measured to take beyond their plan, and
+CUDA context: what must fit on the card). What runs of the same shape were measured to take beyond their plan, and
 no line explains, is a line of its own. `memory` holds the arithmetic, `advice` what each change would buy.
 """
 
@@ -23,6 +23,7 @@ from remote.spec import DFlashSpec
 
 GIB = 1024**3
 MULTI_DOC_DOCUMENTS = 3  # of the rung of that name
+TARGET_PASS = "target"  # the stage of the pass before training, as the trainer names it
 
 # Estimates, until measured on the machine at hand: they are part of no component.
 CONTEXT_BYTES = {"cuda": 600 * 1024**2, "cpu": 0}  # driver context and kernels
@@ -37,7 +38,7 @@ FITS_SHARE = 0.95  # a plan is right within 5 %: above this share of the capacit
 class StagePlan:
     """One stage at its worst moment.
 
-    `unexplained_bytes`: measured less predicted, the most of `num_measured` smoke runs: what no line explains
+    `unexplained_bytes`: measured less predicted, the most of `num_measured` runs: what no line explains
     (negative: every plan was too high). It is no part of what is predicted; what must fit has room for it.
     """
 
@@ -52,7 +53,7 @@ class StagePlan:
 
     @property
     def seen_bytes(self) -> int:
-        """Allocated, as predicted or, where smoke runs took more, as they did; a plan that was too high earns nothing."""
+        """Allocated, as predicted or, where runs took more, as they did; a plan that was too high earns nothing."""
         return self.allocated_bytes + max(0, self.unexplained_bytes or 0)
 
 
@@ -67,8 +68,10 @@ class Plan:
     slack_bytes: int  # at the peak: what the allocator holds beyond the tensors
     context_bytes: int
     host_queue_bytes: int  # hidden states read ahead, in the host's memory
-    # What must fit of the pass before training, which computes hidden states once, as a target's rank has it; 0 without one.
-    target_pass_bytes: int
+    target_pass: (
+        StagePlan | None
+    )  # before training, computes hidden states once, as a target's rank does; None without one
+    target_pass_bytes: int  # what must fit of it, as predicted or, where trainings took more, as they did
     capacity_bytes: int | None
     reserve_bytes: (
         int  # of the card, beyond the capacity: left free by a step, and not by the pass, which is done by then
@@ -83,12 +86,12 @@ class Plan:
 
     @property
     def driver_bytes(self) -> int:
-        """What must fit: the peak stage, what smoke runs took beyond it, the allocator's slack, the context."""
+        """What must fit: the peak stage, what runs took beyond it, the allocator's slack, the context."""
         return self.peak.seen_bytes + self.slack_bytes + self.context_bytes
 
     @property
     def unexplained_bytes(self) -> int:
-        """What of that smoke runs took beyond their plans, at the peak; 0 where none took more."""
+        """What of that runs took beyond their plans, at the peak; 0 where none took more."""
         return self.peak.seen_bytes - self.peak.allocated_bytes
 
     @property
@@ -154,7 +157,7 @@ def plan(
 ) -> Plan:
     """Predicts the peaks of one step at the worst batch the recipe allows.
 
-    `residuals`: allocated peaks less what was planned of them, by stage, one of each smoke run. `rung`: the smoke rung
+    `residuals`: allocated peaks less what was planned of them, by stage, TARGET_PASS among them, one of each run. `rung`: the smoke rung
     that is planned, None for a training, whose process holds more on a CPU. `is_hopper`: whether the card is of that
     kind, which has kernels of its own; None: nobody said. `reserve_bytes`: `Plan` says.
     `has_pass` False: the hidden states are there already. ValueError: unknown device.
@@ -163,10 +166,8 @@ def plan(
         raise ValueError(f"device is {device!r}; a plan knows {' and '.join(CONTEXT_BYTES)}")
     at = sizes(spec, device=device, documents=MULTI_DOC_DOCUMENTS if rung == "multi_doc" else None, is_hopper=is_hopper)
     seen = residuals or {}
-    stages = tuple(
-        StagePlan(name, tuple(lines), max(seen.get(name, ()), default=None), len(seen.get(name, ())))
-        for name, lines in stage_components(spec, at, rung=rung).items()
-    )
+    stages = tuple(_stage(name, lines, seen) for name, lines in stage_components(spec, at, rung=rung).items())
+    before = _target_pass(spec, at, seen) if has_pass else None
     peak_bytes = max(stage.seen_bytes for stage in stages)
     return Plan(
         device=device,
@@ -176,7 +177,8 @@ def plan(
         slack_bytes=round(SLACK_SHARE[grows_segments(spec.env)] * peak_bytes) if at.is_cuda else 0,
         context_bytes=CONTEXT_BYTES[device],
         host_queue_bytes=_host_queue_bytes(spec, at),
-        target_pass_bytes=_target_pass_bytes(spec, at) if has_pass else 0,
+        target_pass=before,
+        target_pass_bytes=0 if before is None else _must_fit(before.seen_bytes, spec, at),
         capacity_bytes=capacity_bytes,
         reserve_bytes=reserve_bytes,
         work=work(spec, at),
@@ -200,13 +202,21 @@ def _host_queue_bytes(spec: DFlashSpec, at: Sizes) -> int:
     return batch * (2 * spec.data.num_workers + 1)
 
 
-def _target_pass_bytes(spec: DFlashSpec, at: Sizes) -> int:
+def _stage(name: str, lines: Sequence[Component], seen: Mapping[str, Sequence[int]]) -> StagePlan:
+    return StagePlan(name, tuple(lines), max(seen.get(name, ()), default=None), len(seen.get(name, ())))
+
+
+def _target_pass(spec: DFlashSpec, at: Sizes, seen: Mapping[str, Sequence[int]]) -> StagePlan | None:
     """Where a job of one role computes hidden states before it trains: what a rank of the target alone holds."""
     if spec.roles.target > 0 or holds_target(spec):
-        return 0
-    allocated = sum(line.size_bytes for line in pass_components(spec, at, num_batches=OUTBOX + 1))
-    slack = round(SLACK_SHARE[grows_segments(spec.env)] * allocated) if at.is_cuda else 0
-    return allocated + slack + (CONTEXT_BYTES["cuda"] if at.is_cuda else 0)
+        return None
+    return _stage(TARGET_PASS, pass_components(spec, at, num_batches=OUTBOX + 1), seen)
+
+
+def _must_fit(allocated_bytes: int, spec: DFlashSpec, at: Sizes) -> int:
+    """With the allocator's slack and the driver's context."""
+    slack = round(SLACK_SHARE[grows_segments(spec.env)] * allocated_bytes) if at.is_cuda else 0
+    return allocated_bytes + slack + (CONTEXT_BYTES["cuda"] if at.is_cuda else 0)
 
 
 def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
@@ -229,7 +239,8 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
     elif holds_target(spec):
         found.append("activations of the target while it computes hidden states")
     else:
-        size = _target_pass_bytes(spec, at) / 2**30
+        made = _target_pass(spec, at, {})
+        size = _must_fit(made.allocated_bytes, spec, at) / 2**30 if made is not None else 0.0
         found.append(
             f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB, an estimate"
         )

@@ -325,6 +325,19 @@ def test_an_extrapolation_is_marked_where_it_is_told_and_in_the_document(places:
     assert found.largest.is_extrapolated
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("smollm2", "an estimate, below all that was measured: 0.04 to 4.74, cached"),
+        ("qwen3.6-27b", "an estimate; measured 0.04 to 4.74, cached"),
+    ],
+)
+def test_an_estimate_outside_what_was_measured_of_it_says_so(places: Places, word: str, told: str) -> None:
+    page = _page(places, word, capacity_bytes=140 * GIB)
+
+    assert told in next(line for line in page if line.startswith("  + allocator"))
+
+
 def test_the_answer_comes_first_and_each_kind_of_peak_is_named(places: Places) -> None:
     page = _page(places, "qwen3.6-27b", capacity_bytes=95 * GIB)
     left = plan_memory(places, "qwen3.6-27b", capacity_bytes=95 * GIB).plan.headroom_bytes

@@ -193,6 +193,41 @@ def _time_line(found: Planned) -> str:
 
 
 @pytest.mark.slow
+def _line(places: Places, branch: str = "ce", **asked: Any) -> str:
+    page = [
+        click.unstyle(line) for line in plan_page(plan_memory(places, "smollm2", branch=branch, **asked), width=None)
+    ]
+    return next(line for line in page if line.startswith("time "))
+
+
+def _seen(places: Places, host: str, *, num_gpus: int) -> None:
+    gpus = [{"index": index, "name": "NVIDIA H200", "total_bytes": 140 * 2**30} for index in range(num_gpus)]
+    with Store(places.db) as store:
+        store.host_seen(host, address=host, facts={"gpus": gpus, "memory": {"total_bytes": 2**36}})
+
+
+def test_a_smoke_run_is_named_as_what_measures_only_where_it_would_run_on_such_a_device(places: Places) -> None:
+    plain = "not measured yet: draftyard smoke smollm2 -b ce does"
+    elsewhere = "not measured yet: draftyard smoke smollm2 -b ce --host HOST does, on a host with such a card"
+
+    for _ in range(2):  # nobody has looked at this machine, and then it has no card
+        assert _line(places).endswith(plain)
+        assert _line(places, capacity_bytes=2**37).endswith(elsewhere)
+        _seen(places, "local", num_gpus=0)
+    _seen(places, "big", num_gpus=1)
+    assert _line(places, host="big").endswith("draftyard smoke smollm2 -b ce --host big does")
+    assert _line(places, host="local", capacity_bytes=2**37).endswith(elsewhere)
+    _seen(places, "local", num_gpus=1)
+    assert _line(places, capacity_bytes=2**37).endswith(plain)
+    assert _line(places).endswith("smoke smollm2 -b ce --host HOST does, on a host without a card")
+
+
+def test_of_roles_that_no_rung_climbs_a_training_is_named_as_what_measures(places: Places) -> None:
+    overrides = ["roles.drafter=2", "train.accumulation=2", "life.num_gpus=2"]
+
+    assert _line(places, overrides=overrides).endswith("not measured yet: a training with these roles does")
+
+
 def test_effects_compare_measured_with_measured_or_guess_with_guess(places: Places) -> None:
     compared = compare(places, "qwen3.6-27b:v6", ":ddtree")
     for branch, step_s, run_id in (("v6", 0.4, "kaaaaaaa"), ("ddtree", 1.42, "kbbbbbbb")):
