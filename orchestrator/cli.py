@@ -157,8 +157,12 @@ def _fill_closed_streams() -> None:
 
 
 def _find_home() -> None:
-    """Where there is none in the environment, what is started here finds it too; an empty one would stand for /."""
-    if not os.environ.get("HOME"):
+    """Where there is none in the environment, what is started here finds it too; an empty one would stand for /.
+
+    One that begins with ~ is none: only a shell makes a folder of it, and none did.
+    """
+    home = os.environ.get("HOME")
+    if not home or home.startswith("~"):
         os.environ.pop("HOME", None)
         with contextlib.suppress(RuntimeError):  # a user whom this machine does not know
             os.environ["HOME"] = str(Path.home())

@@ -7,6 +7,7 @@ fault of this program and stays what it is.
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import shutil
 import sqlite3
@@ -21,6 +22,10 @@ ELSEWHERE = "--db or DRAFTYARD_DB names another file"
 
 # Primary result code -> what to do. Source: https://www.sqlite.org/rescode.html
 _READONLY = "it cannot be written: let this user write the file and its folder, or mount the disk writable"
+_UNREAD = (
+    "its newest words lie in {log}, which nobody can read in a folder that cannot be written: copy both to one that can "
+    "(cp {both} FOLDER) and read them there, or let this user write here"
+)
 _BUSY = "another process has kept it locked for too long: find it (fuser -v {file}), or try again later"
 _ADVICE = {
     sqlite3.SQLITE_PERM: _READONLY,
@@ -58,10 +63,15 @@ def store_error(path: Path, error: Exception) -> StoreError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code == sqlite3.SQLITE_IOERR and _is_full(path.parent):  # its files for sharing could not grow
         code = sqlite3.SQLITE_FULL
+    if code == sqlite3.SQLITE_CANTOPEN and _cannot_be_written(path):  # SQLite would make files of its own there
+        code = sqlite3.SQLITE_READONLY
     if path.is_dir():
         return StoreError(f"{path} is a folder; a database file was expected: {ELSEWHERE}")
     names = {"file": shlex.quote(str(path)), "folder": shlex.quote(str(path.parent))}  # parts of commands to type
     advice = _ADVICE.get(code, _REFUSED).format(**names)
+    if code == sqlite3.SQLITE_READONLY and (log := _unread_log(path)) is not None:
+        both = shlex.join([str(path.resolve()), str(log)])  # under their own names, behind a link too
+        advice = _UNREAD.format(log=log, both=both)
     if str(error).startswith(("no such table", "no such column")):
         advice = "it was not written by this program: move it away to begin anew"
     told = f"{path}: {error}; {advice}; {ELSEWHERE}"
@@ -70,6 +80,18 @@ def store_error(path: Path, error: Exception) -> StoreError:
 
 def _os_words(error: OSError) -> str:
     return f"{error.strerror}: {error.filename}" if error.filename else str(error)
+
+
+def _cannot_be_written(path: Path) -> bool:
+    """Whether nothing can be made beside a file that can be read."""
+    return path.is_file() and os.access(path, os.R_OK) and not os.access(path.resolve().parent, os.W_OK | os.X_OK)
+
+
+def _unread_log(path: Path) -> Path | None:
+    """The file beside it that holds what was written last, where the shared memory that finds it there is gone."""
+    real = path.resolve()
+    log, memory = (real.with_name(f"{real.name}{ending}") for ending in ("-wal", "-shm"))
+    return log if log.is_file() and log.stat().st_size > 0 and not memory.exists() else None
 
 
 def _is_full(folder: Path) -> bool:

@@ -165,7 +165,8 @@ def _advance_attempt(
         return
     first_s, last_s = events[0].wall_s, events[-1].wall_s
     mono = (events[0].monotonic_s, events[-1].monotonic_s)
-    # Rank 0 says how far the run is: one that runs the target is ahead of the steps, by what its queue holds.
+    # Rank 0 says how far the run is: one that runs the target is ahead of the steps, by what its queue holds. Where an
+    # attempt begins, and so what it does anew, any of them says.
     told = rows.steps if rank_of(writer) == 0 else []
     steps = [step for step, _ in told]
     values = {
@@ -177,7 +178,7 @@ def _advance_attempt(
         "last_job_s": None if is_supervisor(writer) else last_s,
         "first_mono_s": mono[0],
         "last_mono_s": mono[1],
-        "first_step": min(steps, default=None),
+        "first_step": min((step for step, _ in rows.steps), default=None),
         "last_step": max(steps, default=None),
         "last_step_s": max(told)[1] if told else None,
         "stage": rows.stage if rank_of(writer) == 0 else None,

@@ -43,8 +43,8 @@ def _reports(key: str, name: str) -> str:
     """SQL for a metric's values over a run's history, newest first: of each attempt, its lowest rank, what no newer one did
     anew. In the order of two indices, so that a LIMIT reads no further, however long the run is.
 
-    An attempt's first step is its rank 0's, which need not report: so the metric's own first step is asked as well. Both in
-    one bound: SQLite would ask a second one again for each value. No deeper than this: its parser has room for few
+    An attempt of before its first step was that of all ranks tells none where rank 0 reported nothing: so the metric's own
+    first step is asked as well. Both in one bound: SQLite would ask a second one again for each value. No deeper than this: its parser has room for few
     brackets, and a filter brings its own.
     """
     return f"""SELECT m.value FROM series o CROSS JOIN metrics m ON m.series = o.id WHERE o.run_key = {key} AND o.name = {name}

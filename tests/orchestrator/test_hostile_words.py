@@ -466,6 +466,19 @@ def test_a_stream_that_the_shell_closed_is_no_traceback(project: Path, closed: s
         assert reader.run(RUN).note == ("hello" if "note" in words else "")
 
 
+@pytest.mark.parametrize("home", ["~", "~nobody", "~/x"])
+def test_a_home_that_only_a_shell_could_expand_is_none(project: Path, home: str) -> None:
+    """As `docker run -e HOME=~` or a file of variables hands it on."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": home}
+    for words in (["doctor"], ["ls"], ["config", "show"]):
+        command = [sys.executable, "-m", "orchestrator.cli", *words]
+        done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+
+        assert done.returncode in (0, 1), words
+        assert "broke" not in done.stderr + done.stdout, words
+        assert not list(project.glob("~*"))
+
+
 def test_an_error_keeps_its_code_when_stderr_is_full(project: Path) -> None:
     command = f"{sys.executable} -m orchestrator.cli nosuch 2>/dev/full"
 

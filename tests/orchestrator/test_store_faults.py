@@ -325,6 +325,36 @@ def test_words_that_only_the_log_beside_the_database_has_are_never_passed_over(
         Reader(small_disk / "runs.db")
 
 
+@pytest.mark.slow
+def test_newest_words_in_a_read_only_folder_are_said_to_lie_beside_the_database(
+    yard: Yard, read_only: Callable[[], None], tmp_path: Path
+) -> None:
+    """Its writer died, and nobody may make the shared memory there: the rights of the file are not what to look at."""
+    store = Store(tmp_path / "live.db")
+    started(store)
+    for ending in ("", "-wal"):
+        shutil.copy(tmp_path / f"live.db{ending}", yard.root / f"runs.db{ending}")
+    store.close()
+    read_only()
+
+    for words in (*READS, ["note", RUN, "a word"], ["stop", RUN, "--no-wait"]):
+        told = (
+            f"its newest words lie in {yard.root}/runs.db-wal, which nobody can read in a folder that cannot be written"
+        )
+        _expect_one_line(yard, words, told, f"cp '{yard.root}/runs.db' '{yard.root}/runs.db-wal' FOLDER")
+
+
+@pytest.mark.slow
+def test_a_database_that_cannot_be_written_is_one_fault_whatever_lies_beside_it(
+    yard: Yard, read_only: Callable[[], None]
+) -> None:
+    _filled(yard)
+    read_only()
+
+    for words in (["stop", RUN, "--no-wait"], ["note", RUN, "a word"]):
+        _expect_one_line(yard, words, "it cannot be written: let this user write the file and its folder")
+
+
 def test_a_refused_query_is_not_a_damaged_file(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "runs.db")
     with pytest.raises(StoreError, match="a shorter filter may do") as refused, told_plainly(tmp_path / "runs.db"):

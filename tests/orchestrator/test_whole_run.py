@@ -137,6 +137,22 @@ def test_a_mean_of_a_metric_that_ends_in_nan_is_nan(places: Places) -> None:
     assert math.isnan(listed.metrics["loss"])
 
 
+@pytest.mark.parametrize("writer", ["rank0", "rank1"])
+def test_steps_that_a_newer_attempt_did_anew_count_no_more_though_it_has_not_told_that_metric(
+    places: Places, writer: str
+) -> None:
+    """Its first word may be of another metric, and of another rank; a page leaves those steps out as well."""
+    store = Store(places.db)
+    started(store)
+    store.ingest(batch(told(1, 300)))
+    again(store)
+    store.ingest(batch([event(1, "metrics", step=201, values={"lr": 1.0})], attempt=2, writer=writer))
+
+    (listed,) = history.with_metrics(places, history.list_runs(places, "loss>849 loss<850"))
+
+    assert listed.metrics["loss"] == whole_series(store.reader, RUN)["loss"].recent_mean == 849.5
+
+
 def _plain_mean(attempts: list[dict[int, float]]) -> float:
     """Slow and obvious: a newer attempt's first step takes all from there on away, then the newest hundred count."""
     history: dict[int, float] = {}
