@@ -84,6 +84,7 @@ class Evidence:
     job_alive: bool = False  # likewise the job's first process; where the folder is gone, any process of the attempt
     rebooted: bool = False  # the host, or the container that it is, has started anew since the attempt began
     exit: dict[str, Any] | None = None  # exit.json
+    is_copy: bool = False  # of a folder that was brought from elsewhere, where its processes may live on
     files: tuple[EventFile, ...] = ()  # every file of the attempt
 
     @classmethod

@@ -2,8 +2,8 @@
 
 For machines that cannot be reached: the shipped tree ran there by hand, and its run folder came on a
 disk. Importing the same folder again, or a newer copy of it, adds what is new and doubles nothing.
-Nothing in the folder is executed; liveness cannot be asked of a copy, so without an exit file the run
-counts as lost. So does one whose import was cut short: nobody follows a copy, so no row of one stays live.
+Nothing in the folder is executed; liveness cannot be asked of a copy, so without an exit file or a last word the run
+counts as lost, not ended when it was copied, until a newer copy says more. So does one whose import was cut short: nobody follows a copy, so no row of one stays live.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestrator.errors import DraftyardError
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.notices import notice
 from orchestrator.follow.one_run import bring_in_whole, conclude
+from orchestrator.follow.status import NOT_ENDED
 from orchestrator.observe import Evidence, observe
 from orchestrator.shell.local import LocalShell
 from orchestrator.store.faults import told_plainly
@@ -52,7 +53,8 @@ def import_folder(store: Store, folder: Path) -> RunRow:
     if job is None or not isinstance(job.get("run_id"), str):
         raise DraftyardError(f"{folder} is no run folder: it has no whole job.json with a run_id")
     row = _row(source, job)
-    seen = {attempt.number: _seen(source, attempt.number) for attempt in source.attempts()}
+    numbers = [attempt.number for attempt in source.attempts()]
+    seen = {number: _seen(source, number, is_newest=number == max(numbers)) for number in numbers}
     if not seen:
         raise DraftyardError(f"{folder} has no attempt: attempts/1 is the folder of the first; copy it whole")
     new = replace(row, created_s=_began_s(seen[min(seen)]))
@@ -176,9 +178,15 @@ def _import_attempt(desk: Desk, source: RunDir, run_id: str, number: int, seen: 
     _say_passed_over(desk, source, run_id, number)
     if run.attempt != number:
         return  # an older attempt of a folder imported before
-    if run.state is State.LOST and (seen.exit is not None or run.evidence == CUT_SHORT):
+    if run.state is State.LOST and (run.evidence == CUT_SHORT or _has_its_end(desk, run, seen)):
         desk.store.mark(run.id, State.RUNNING, why="a newer copy of its folder was imported")
     conclude(desk, desk.reader.run(run.id), seen)
+
+
+def _has_its_end(desk: Desk, run: RunRow, seen: Evidence) -> bool:
+    """Whether the folder says by now how the newest attempt ended; without its exit file the job's last word counts."""
+    attempt = desk.reader.attempts(run.id)[-1]
+    return seen.exit is not None or (run.evidence == NOT_ENDED and attempt.final_outcome is not None)
 
 
 def _say_passed_over(desk: Desk, source: RunDir, run_id: str, number: int) -> None:
@@ -194,7 +202,10 @@ def _say_passed_over(desk: Desk, source: RunDir, run_id: str, number: int) -> No
                 desk.store.add_event(run_id, "bad_line", text, {PASSED_OVER: path.name})
 
 
-def _seen(source: RunDir, number: int) -> Evidence:
-    """A copy lives nowhere, and neither this machine's boot nor its disk says anything about it."""
+def _seen(source: RunDir, number: int, *, is_newest: bool) -> Evidence:
+    """A copy lives nowhere, and neither this machine's boot nor its disk says anything about it. That an attempt came
+    after another one says that this one had ended.
+    """
     seen = observe(LocalShell(), str(source.root), attempt=number)
-    return replace(seen, supervisor_alive=False, job_alive=False, rebooted=False, is_claimed=True, disk_free_bytes=None)
+    seen = replace(seen, supervisor_alive=False, job_alive=False, rebooted=False, is_claimed=True, disk_free_bytes=None)
+    return replace(seen, is_copy=is_newest)

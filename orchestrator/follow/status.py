@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from orchestrator.store.rows import AttemptRow, Kind, Reason, RunRow, State
@@ -19,6 +19,7 @@ from remote.wire import LATEST_S
 SHORTEST_STALL_S = 120.0
 STARTING_S = 60.0  # a launch in flight may still start what was asked to stop
 GONE_S = 60.0  # a run folder may be away for a moment: a disk mounted again, a folder moved and moved back
+NOT_ENDED = "not ended when it was copied; a newer copy, imported, says how it ended"
 LONELY = "stopped because another host's part had ended"
 ENDED_FROM_HERE = (9, 15)  # signals by which the follower ends what a wish does not reach
 STOP_SIGNALS = {2: "SIGINT", 15: "SIGTERM"}
@@ -37,6 +38,8 @@ class Evidence(Protocol):
     def job_alive(self) -> bool: ...
     @property
     def is_claimed(self) -> bool: ...
+    @property
+    def is_copy(self) -> bool: ...
     @property
     def rebooted(self) -> bool: ...
     @property
@@ -96,7 +99,7 @@ def judge(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
         return _alive(seen, known, rules)
     if seen.supervisor is None and not seen.is_claimed:
         return _not_started(seen, known, rules)
-    return _gone(known)
+    return _copied(known) if seen.is_copy else _gone(known)
 
 
 # ------------------------------------------------------------------------- with an exit file
@@ -303,6 +306,16 @@ def _gone(known: Known) -> Verdict:
             return Verdict(State.STOPPED, f"{Reason.SIGNAL}:15", "the job said it stopped; no exit file", last_s)
     text = "supervisor and job are gone without an exit file: both were killed"
     return Verdict(State.LOST, None, text, last_s, True)
+
+
+def _copied(known: Known) -> Verdict:
+    """Of a copy nobody can tell whether its run lives on. Where it has had its last word, that holds."""
+    if known.attempt.final_outcome is None:
+        return Verdict(State.LOST, None, NOT_ENDED, known.attempt.last_event_s)
+    verdict = _gone(known)
+    what = {State.SUCCEEDED: "the job's final event", State.FAILED: "the job reported a failure"}
+    text = f"{what.get(verdict.state, 'the job said it stopped')}; no exit file was there when it was copied"
+    return replace(verdict, evidence=text)
 
 
 def _told_to_end(known: Known) -> tuple[str | None, str] | None:

@@ -86,7 +86,10 @@ def _pulled(item: Pulled) -> str:
 @verb("import", examples=["draftyard import /media/disk/runs/k7f3abcd", "draftyard import ./k7f3abcd --json"])
 @click.argument("folder", type=TypedPath(exists=True, file_okay=False))
 def import_run(terminal: Terminal, folder: Path) -> None:
-    """Read in a run folder brought from elsewhere; again, or a newer copy, adds only what is new."""
+    """Read in a run folder brought from elsewhere; again, or a newer copy, adds only what is new.
+
+    What only its launch knew is in no such folder: git state, fingerprint, recipe file, versions, the plan.
+    """
     run = bringing.bring_in(terminal.places, folder)
     for line in bringing.passed_over(terminal.places, run.id):
         terminal.say(inert(line))

@@ -271,6 +271,45 @@ def test_importing_again_changes_nothing_and_a_newer_copy_adds_what_is_new(made:
     assert [value.step for value in store.reader.metric_values(first.id, "loss")] == list(range(1, 21))
 
 
+def test_a_copy_of_a_run_that_lives_is_told_as_that_and_settled_by_a_later_one(made: Path, tmp_path: Path) -> None:
+    """It said that both were killed, of a run that lived on; nobody can know that of a copy."""
+    store = Store(tmp_path / "runs.db")
+    folder = copy_of(made, tmp_path)
+    whole = RunDir(folder).attempt(1)
+    shutil.rmtree(RunDir(folder).attempt(2).root)
+    exit_file, events = whole.exit_json.read_bytes(), whole.events("rank0").read_bytes()
+    whole.exit_json.unlink()
+    whole.events("rank0").write_bytes(events[: len(events) // 2])
+
+    copied = import_folder(store, folder)
+    failures = store.reader.failures(copied.id)
+    again = import_folder(store, folder)
+    whole.events("rank0").write_bytes(events)
+    with_last_word = import_folder(store, folder)
+    whole.exit_json.write_bytes(exit_file)
+    settled = import_folder(store, folder)
+
+    assert (copied.state, copied.reason) == (State.LOST, None)
+    assert copied.evidence == "not ended when it was copied; a newer copy, imported, says how it ended"
+    assert failures == []
+    assert again == copied
+    assert with_last_word.state is settled.state is State.SUCCEEDED
+    assert with_last_word.evidence == "the job's final event; no exit file was there when it was copied"
+
+
+def test_an_older_attempt_without_an_exit_file_was_killed_in_a_copy_as_well(made: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.db")
+    folder = copy_of(made, tmp_path)
+    attempt = RunDir(folder).attempt(1)
+    attempt.exit_json.unlink()
+    events = attempt.events("rank0").read_bytes()
+    attempt.events("rank0").write_bytes(events[: len(events) // 2])
+
+    run = import_folder(store, folder)
+
+    assert "both were killed" in store.reader.attempts(run.id)[0].evidence
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost_bytes", [1, 40, 400])
 def test_a_journal_cut_off_in_a_record_is_read_up_to_its_last_whole_one(
