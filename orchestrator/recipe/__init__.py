@@ -32,7 +32,7 @@ from orchestrator.recipe.field_check import check_across, check_fields, placed
 from orchestrator.recipe.file import RecipeFile, read_recipe_file
 from orchestrator.recipe.layers import Layer, Merged, Origin, dotted, leaves
 from orchestrator.recipe.overrides import override_layer, split_override
-from remote.spec import COSMETIC, ENTRIES, ScriptSpec, Spec
+from remote.spec import COSMETIC, ENTRIES, LOSS_TERMS, DFlashSpec, ScriptSpec, Spec
 
 BUNDLED = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -76,16 +76,21 @@ class Resolved:
     origins: dict[str, list[Origin]]
 
     def explain(self, key: str) -> list[Explained]:
-        """The key, or every key of the section. Raises UsageError with the nearest name."""
+        """The key, or every key of the section, terms of the loss that are not used among them. Raises UsageError with the
+        nearest name."""
         path, _ = split_override(f"{key}=")
-        values = {dotted(at): (at, value) for at, value in leaves(dataclasses.asdict(self.spec))}
+        values = {dotted(at): (at, value) for at, value in leaves(self._with_every_term())}
         wanted = dotted(path)
         found = [name for name in values if name == wanted or name.startswith(f"{wanted}.")]
-        if not found and fields.is_loss_term(path) and fields.hint_at(type(self.spec), path):
-            return [self._explained(wanted, path, None)]
         if not found:
             raise UsageError(_unknown_key(key, wanted, list(values)))
         return [self._explained(name, *values[name]) for name in found]
+
+    def _with_every_term(self) -> dict[str, Any]:
+        tree = dataclasses.asdict(self.spec)
+        if isinstance(self.spec, DFlashSpec):
+            tree["loss"]["terms"] = {**dict.fromkeys(LOSS_TERMS), **tree["loss"]["terms"]}
+        return tree
 
     def _explained(self, name: str, path: strict_yaml.Path, value: Any) -> Explained:
         kind = type(self.spec)
@@ -130,9 +135,11 @@ def _unknown_key(typed: str, wanted: str, values: list[str]) -> str:
     """Known are the keys beside it; where there is no such section either, the sections."""
     section, _, _ = wanted.rpartition(".")
     beside = [name for name in values if section and name.startswith(f"{section}.")]
-    sections = sorted({name.split(".")[0] for name in values})
-    near = None if beside else nearest(wanted, values)
-    return unknown("key", typed, beside or sections, hint=did_you_mean(near))
+    if beside:
+        return unknown("key", typed, beside)
+    sections = dict.fromkeys(name.split(".")[0] for name in values)
+    near = nearest(wanted, [*sections, *values])
+    return f"no key {typed!r}; sections: {', '.join(sections)}" + (f"; {did_you_mean(near)}" if near else "")
 
 
 def load_recipe(word: str | Path, *, doubt: Callable[[Spec], list[tuple[str, str]]] = lambda _: []) -> Recipe:

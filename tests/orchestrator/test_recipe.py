@@ -409,12 +409,39 @@ def test_explain_of_a_default_points_at_the_line_of_the_schema() -> None:
 
 
 def test_explain_of_a_section_tells_every_key_below_it() -> None:
-    told = load().resolve("kl").explain("loss.terms")
+    told = load().resolve("kl").explain("optim")
 
-    assert {one.key: one.origins[-1].layer for one in told} == {
-        "loss.terms.ce": "default",
-        "loss.terms.kl": "branch kl",
+    assert {one.key: one.origins[-1].layer for one in told if one.key in ("optim.lr", "optim.beta2")} == {
+        "optim.lr": "default",
+        "optim.beta2": "default",
     }
+
+
+@pytest.mark.parametrize("section", ["loss", "loss.terms"])
+def test_explain_of_the_loss_tells_every_term_that_there_is(section: str) -> None:
+    """Only by their names could those that a branch leaves out be found."""
+    told = {one.key: one for one in load().resolve("kl").explain(section) if one.key.startswith("loss.terms.")}
+
+    assert list(told) == [f"loss.terms.{name}" for name in ("ce", "kl", "soft_ce", "cap")]
+    assert [[origin.layer for origin in one.origins][-1:] for one in told.values()] == [
+        ["default"],
+        ["branch kl"],
+        [],
+        [],
+    ]
+    assert all(one.meaning for one in told.values())
+
+
+def test_explain_of_no_section_names_them_all_in_the_order_of_the_schema() -> None:
+    with pytest.raises(UsageError) as refused:
+        load().resolve().explain("nope")
+
+    told = str(refused.value)
+    assert told.startswith("no key 'nope'; sections: ")
+    assert "target, drafter, data, train, loss, optim" in told
+    assert " more" not in told
+    with pytest.raises(UsageError, match="did you mean 'loss'"):
+        load().resolve().explain("los")
 
 
 def test_a_term_of_the_loss_is_explained_before_it_is_used() -> None:
@@ -422,7 +449,7 @@ def test_a_term_of_the_loss_is_explained_before_it_is_used() -> None:
 
     assert (told.value, told.origins) == (None, [])
     assert told.meaning.startswith("Mean entropy of the slots that are already right")
-    with pytest.raises(UsageError, match=r"no key 'loss\.terms\.cap'; known: [\w, ]*settings"):
+    with pytest.raises(UsageError, match=r"no key 'loss\.terms\.cap'; sections: [\w, ]*settings"):
         load_recipe("own-script").resolve().explain("loss.terms.cap")
 
 
