@@ -19,6 +19,7 @@ from orchestrator.failure import Findings, Told, causes, from_log
 from tests.orchestrator import failure_corpus as corpus
 from tests.orchestrator.failure_corpus import CORPUS, Case
 from tests.orchestrator.failure_handled import HANDLED
+from tests.orchestrator.failure_languages import LANGUAGES
 from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS, WRAPPERS
 
@@ -94,6 +95,7 @@ GROUPS: Mapping[str, Sequence[Case]] = {
     "GPU: behind the words of a pool, a launcher, a trainer": WRAPPERS,
     "such words about another job, day or machine": WRAPPED_QUOTATIONS,
     "handled and gone on from; a test's words; who else speaks": HANDLED,
+    "other languages, labels of ranks and hosts, plain boxes, cuts": LANGUAGES,
 }
 
 

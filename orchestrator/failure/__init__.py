@@ -24,6 +24,7 @@ from orchestrator.failure.texts import (
     EXCEPTION,
     FULL_DISK,
     HOST_KILLER,
+    KILLED_BY_SOMEBODY,
     NO_SHARED_MEMORY,
     OWN_LIMIT_HINT,
     PINNED,
@@ -263,8 +264,7 @@ def _with_counters(failure: Failure, exit_file: Mapping[str, Any]) -> Failure:
             failure, kind=found.kind, hint=found.hint, facts={**failure.facts, **found.facts}, is_certain=True
         )
     if _count(exit_file, "oom_kill_delta") == 0 or _count(exit_file, "host_oom_kill_delta") == 0:
-        hint = "killed by somebody: the kernel's out-of-memory killer did not kill anything meanwhile"
-        return replace(failure, kind=EXCEPTION, hint=hint)
+        return replace(failure, kind=EXCEPTION, hint=KILLED_BY_SOMEBODY)
     return failure
 
 

@@ -1,4 +1,4 @@
-"""What stands around a traceback in a log: prefixes, colours, a drawn box, the margins of an exception group. Pure text."""
+"""What stands around a traceback in a log: prefixes, labels, colours, a drawn box, the margins of an exception group. Pure text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ _PREFIX = re.compile(
 _DATED = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d)"
 _JOURNAL = re.compile(rf"^{_DATED} \S+ (?:kernel: (?:\[[ \d.]+\] )?|(?P<process>[\w./-]+\[\d+\]): ?)")
 _CONTAINER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z (?:(?:stdout|stderr) F )?")
-_BOX = re.compile(r"^[╭┌][─ ]*Traceback \(most recent call last\)[─ ]*[╮┐]$")
-BOXED_FRAME = re.compile(r"^│ (?P<file>[^:│]+\.py):(?P<line>\d{1,9}) in (?P<function>\S+) *│$")
-_BOXED_SOURCE = re.compile(r"^│ ❱ +\d+ (?P<source>.*?) *│$")
+# Of whole lines as `srun -l`, pdsh and DeepSpeed's runner label them, by task, rank or host: with a number, and no class.
+_LABEL = re.compile(r"^ {0,5}(?P<label>(?!\d{4}-)(?=[a-z.-]*\d)[a-z0-9][\w.-]{0,63}): ?")
+# With signs of boxes, and as rich draws it where the stream takes ASCII alone.
+_BOX = re.compile(
+    r"^(?:[╭┌][─ ]*Traceback \(most recent call last\)[─ ]*[╮┐]|\+[- ]*Traceback \(most recent call last\)[- ]*\+)$"
+)
+BOX_SIDES, BOX_ENDS = ("│", "|"), ("╰", "└", "+-")
+BOXED_FRAME = re.compile(r"^[│|] (?P<file>[^:│|]+\.py):(?P<line>\d{1,9}) in (?P<function>\S+) *[│|]$")
+_BOXED_SOURCE = re.compile(r"^[│|] (?:❱|\\u2771|[?>]) +\d+ (?P<source>.*?) *[│|]$")
 _INSIDE = re.compile(r"^ +\| ?")
 _BETWEEN = re.compile(r"^ +\+")
 _HEADER = "Traceback (most recent call last):"
@@ -27,7 +33,36 @@ def without_colours(text: str) -> str:
     return _ESCAPE.sub("", text)
 
 
-def split_prefix(line: str) -> tuple[str, str]:
+def lines_of(text: str) -> list[str]:
+    """As a terminal breaks them; `str.splitlines` breaks a line of source at a form feed or U+0085 too."""
+    lines = re.split(r"\r\n|\n|\r", text)
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def labels_of(lines: Sequence[str]) -> frozenset[str]:
+    """Labels that stand before each line of a traceback: before its first one, and before the frame that comes next."""
+    if not any("Traceback (" in line and not line.startswith("Traceback") for line in lines):
+        return frozenset()
+    begun: set[str] = set()
+    found: set[str] = set()
+    for line in lines:
+        dated = _CONTAINER.match(line)
+        label, rest = _labelled(line[dated.end() :] if dated is not None else line)
+        if rest.startswith(_HEADER) or is_box(rest):
+            begun.add(label)
+        elif label in begun:
+            begun.remove(label)
+            if rest.lstrip().startswith('File "') or rest.startswith(BOX_SIDES):
+                found.add(label)
+    return frozenset(found - {""})
+
+
+def _labelled(line: str) -> tuple[str, str]:
+    found = _LABEL.match(line)
+    return ("", line) if found is None else (found["label"], line[found.end() :])
+
+
+def split_prefix(line: str, labels: frozenset[str] = frozenset()) -> tuple[str, str]:
     """What tells a line's process from others, "" where nothing does; and the line without it and without its date."""
     journal = _JOURNAL.match(line)
     if journal is not None:
@@ -35,7 +70,10 @@ def split_prefix(line: str) -> tuple[str, str]:
     dated = _CONTAINER.match(line)
     rest = line[dated.end() :] if dated is not None else line
     found = _PREFIX.match(rest)
-    return (found[0].strip(), rest[found.end() :]) if found is not None else ("", rest)
+    if found is not None:
+        return found[0].strip(), rest[found.end() :]
+    label, own = _labelled(rest) if labels else ("", rest)
+    return (label, own) if label in labels else ("", rest)
 
 
 def is_box(line: str) -> bool:
@@ -46,7 +84,7 @@ def is_box(line: str) -> bool:
 def boxed_source(lines: Sequence[str]) -> str:
     """The line of source that a drawn frame points at."""
     for line in lines:
-        if BOXED_FRAME.match(line) or not line.startswith("│"):
+        if BOXED_FRAME.match(line) or not line.startswith(BOX_SIDES):
             break
         if found := _BOXED_SOURCE.match(line):
             return found["source"].strip()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.failure.texts import KILLED, KILLED_BY_SOMEBODY
+
 LAST_LINES = 20
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 _CRASHED = "a crash in compiled code: PYTHONFAULTHANDLER=1 under env: shows where; compare the versions of torch and of what it loads"
@@ -35,9 +37,16 @@ def last_words(exit_file: Mapping[str, Any], stderr: str, stdout: str) -> LastWo
     how = named or f"exit status {code}"
     if named and exit_file.get("signal") is None:  # the job itself may have chosen that status
         how = f"exit status {code}" + ("" if named.endswith("(unknown)") else f", as a shell says of {named}")
-    hint = _CRASHED if number in _CRASHES else _SAID_NO_MORE if lines else _SAID_NOTHING
+    said = _SAID_NO_MORE if lines else _SAID_NOTHING
+    hint = _CRASHED if number in _CRASHES else _killed(exit_file) if number == signal.SIGKILL else said
     last = f": {lines[-1].strip()}" if lines else ""
     return LastWords(f"{how}{last}", hint, source if lines else "exit file", "\n".join(lines))
+
+
+def _killed(exit_file: Mapping[str, Any]) -> str:
+    """By the kernel's counters, which have not risen where this is asked; None of them may be there."""
+    counters = [exit_file.get(name) for name in ("oom_kill_delta", "host_oom_kill_delta")]
+    return KILLED_BY_SOMEBODY if 0 in counters else KILLED
 
 
 def _name(number: int) -> str:

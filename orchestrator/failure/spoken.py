@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 
+from orchestrator.failure.coats import lines_of
+
 # What may stand before an error's own words: C++'s `what():`, class names, a library's or an operator's name, a place.
 _CLASS = r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Failed|OutOfMemory)(?:\([\w.]+\))?"
-HEAD = rf"\A\s*(?:what\(\):\s+)?(?:{_CLASS}: ?)*"
+HEAD = rf"\A\s*(?:what\(\):\s+)?(?:{_CLASS}(?:: ?|\(['\"]))*"
 
 # An exception of these speaks of another process, or of what no longer matters, whatever words it holds.
 ELSEWHERE = (
@@ -22,7 +24,7 @@ ELSEWHERE = (
 # A wrapper of the same job says which part of it failed, or what it did, then the whole text:
 # `worker 3 failed: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...`
 _WRAPPED = re.compile(
-    rf"\A(?P<before>[^'\"`\n]{{1,160}}?(?:: |\] ))(?:(?P<kind>{_CLASS}): ?)*"
+    rf"\A(?P<before>[^'\"`\n]{{1,160}}?(?:: |\] |\braised ))(?:(?P<kind>{_CLASS})(?:: ?|\(['\"]))*"
     r"(?P<own>(?:CUDA|HIP|XPU|NPU) (?:out of memory\. Tried to allocate [^\n]*GPU \d|(?P<short>out of memory\.|error: out of memory\s*$))(?s:.*))",
     re.MULTILINE,
 )
@@ -79,7 +81,7 @@ def carried(kind: str, message: str) -> list[tuple[str, str]]:
     """Class and text of each error that a message hands on, the last one first: of one part, or one of several."""
     if not carries(kind, message):
         return []
-    lines = message.splitlines()
+    lines = lines_of(message)
     start = next((at for at, line in enumerate(lines) if _CARRIES.match(line)), 0)
     raised = [(at, found) for at, line in enumerate(lines) if at > start and (found := _RAISED.match(line))]
     ends = [*(at for at, _ in raised[1:]), len(lines)]

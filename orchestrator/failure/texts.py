@@ -52,7 +52,11 @@ _NO_MODULE = re.compile(r"No module named '?(?P<name>[\w.]+)'?")
 _NO_METADATA = re.compile(r"No package metadata was found for (?P<name>[\w.\-]+)")
 _NEEDS_LIBRARY = re.compile(r"requires the (?P<name>[\w\-]+) library but it was not found", re.IGNORECASE)
 _ADVISED = re.compile(r"pip install (?:-U |--upgrade )?[`'\"]?(?P<name>[A-Za-z][\w.\-]*)")
-_NO_LIBRARY = re.compile(r"(?P<name>lib[\w.+\-]+\.so[.\d]*): cannot open shared object file")
+_NO_LIBRARY = re.compile(
+    r"(?P<name>lib[\w.+\-]+\.so[.\d]*): (?:cannot open shared object file|[Kk]ann die Shared-Object-Datei nicht öffnen"
+    r"|[Nn]e peut (?:pas )?ouvrir le fichier d'objet partagé|[Nn]o se puede abrir el (?:archivo|fichero) (?:del|de) objeto)"
+)
+KILLED_ELSEWHERE = r"Getötet|Processus arrêté|Terminado \(killed\)"  # of SIGKILL, as shells say it elsewhere
 
 
 def _missing(kind: str, text: str) -> Meaning | None:
@@ -89,6 +93,8 @@ def _install(name: str) -> str:
     return f"install it in the host's Python: python -m pip install {name}"
 
 
+KILLED = "killed from outside, mostly by the kernel's out-of-memory killer; `dmesg | grep -i kill` on the host says so"
+KILLED_BY_SOMEBODY = "killed by somebody: the kernel's out-of-memory killer did not kill anything meanwhile"
 _GPU_HINTS = {
     "larger_than_card": "one allocation is larger than the whole card: a tensor has a shape nobody meant, or needs chunks",
     "fragmentation": "enough is reserved but in pieces: pad to a few sizes, or let segments grow (expandable_segments:True)",
@@ -145,10 +151,7 @@ def _host(text: str) -> Meaning:
 
 
 def _maybe_host(text: str) -> Meaning:
-    hint = (
-        "killed from outside, mostly by the kernel's out-of-memory killer; `dmesg | grep -i kill` on the host says so"
-    )
-    return Meaning(Reason.HOST_OOM, hint, numbers(text), is_certain=False)
+    return Meaning(Reason.HOST_OOM, KILLED, numbers(text), is_certain=False)
 
 
 def _cgroup(text: str) -> Meaning:
@@ -233,6 +236,10 @@ _SYMBOLS = (
     r"((in|failed:|with|init:) CUDA_ERROR_OUT_OF_MEMORY|(cudaErrorMemoryAllocation|hipErrorOutOfMemory)(:? out of memory)?\s*$"
     r"|\bcudaMalloc\w* (failed:?|returned) out of memory|out_of_memory: CUDA error|Out of memory error on GPU \d)"
 )
+_CUT = "|".join(re.escape("memory. Tried to allocate"[:length]) for length in range(2, 25))  # at the end of a log
+_NUMBER = (
+    r"\A(?:[^'\"`/]*?\w: )?\[Errno "  # of a system's error, whatever its language; behind a class or a part, not quoted
+)
 _Rule = tuple[str, str, Callable[[str], Meaning]]
 _TABLE: tuple[_Rule, ...] = (
     # the bundled trainer's ranks name the one that ended: its own words are another process's failure
@@ -249,7 +256,7 @@ _TABLE: tuple[_Rule, ...] = (
     ),
     (
         _ANY,
-        r"/dev/shm.{0,300}(No space left|Error while creating)|No space left[^\n]{0,200}/dev/shm|failed to extend /dev/shm"
+        r"/dev/shm.{0,300}(No space left|Error while creating)|(No space left|\[Errno 28\])[^\n]{0,200}/dev/shm|failed to extend /dev/shm"
         r"|creating shared memory segment|posix_fallocate failed",
         _shm,
     ),
@@ -303,7 +310,7 @@ _TABLE: tuple[_Rule, ...] = (
     ),
     (
         _OWN,
-        rf"{HEAD}(CUDA|HIP|XPU|NPU|MPS backend) out of memory(\.? *$|\. Tried to allocate| \(MPS)",
+        rf"{HEAD}(CUDA|HIP|XPU|NPU|MPS backend) out of (memory(\.? *$|\. Tried to allocate| \(MPS)|({_CUT})\Z)",
         lambda text: _gpu_oom(text, "allocator"),
     ),
     (_OWN, rf"{_PLACE}{_FAULTY}", lambda text: _gpu_oom(text, "driver")),
@@ -335,20 +342,26 @@ _TABLE: tuple[_Rule, ...] = (
         _fault,
     ),
     # the host
-    (_ANY, r"Memory cgroup out of memory|CONSTRAINT_MEMCG|slurmstepd: error: Detected \d+ oom.?kill", _cgroup),
+    (
+        _ANY,
+        r"Memory cgroup out of memory|CONSTRAINT_MEMCG|slurmstepd: error: Detected \d+ oom.?kill|^srun: error: .*Out Of Memory",
+        _cgroup,
+    ),
     (_ANY, r"Out of memory: Kill(ed)? process|oom-kill:constraint=CONSTRAINT_NONE|invoked oom-killer", _host),
     (_ANY, r"DefaultCPUAllocator|\$ Torch: not enough memory", _host),
     (r"(^|\.)_?(Array)?MemoryError$", _ANY, _host),
-    (_ANY, r"Cannot allocate memory|std::bad_alloc", _host),
+    (_ANY, rf"Cannot allocate memory|std::bad_alloc|{_NUMBER}12\]", _host),
     (
         _ANY,
-        r"killed by signal: Killed|exitcode: -9|exit code -9\b|Signal 9 \(SIGKILL\)|^Killed$|\d+ Killed +\S|died with <Signals\.SIGKILL",
+        r"killed by signal: Killed|exitcode: -9|exit code -9\b|Signal 9 \(SIGKILL\)|died with <Signals\.SIGKILL"
+        rf"|^(Killed|{KILLED_ELSEWHERE})$|\d+ (Killed|{KILLED_ELSEWHERE}) +\S",
         _maybe_host,
     ),
     # disks
     (
         _ANY,
-        r"No space left on device|StorageFull|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+",
+        r"No space left on device|StorageFull|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+"
+        rf"|{_NUMBER}(28|122)\](?!.*inotify)|\(os error (28|122)\)\W*\Z",  # whatever the language
         _disk,
     ),
     (

@@ -12,9 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.failure.coats import BOXED_FRAME, boxed_source, is_box, opened, split_prefix, without_colours
+from orchestrator.failure.coats import (
+    BOX_ENDS,
+    BOXED_FRAME,
+    boxed_source,
+    is_box,
+    labels_of,
+    lines_of,
+    opened,
+    split_prefix,
+    without_colours,
+)
 from orchestrator.failure.spoken import carries
-from orchestrator.failure.texts import EXCEPTION, meaning
+from orchestrator.failure.texts import EXCEPTION, KILLED_ELSEWHERE, meaning
 
 MESSAGE_LINES = 400  # of an exception's message in a log: it may hold a traceback of its own
 
@@ -30,7 +40,8 @@ _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python3|<frozen|<string
 
 # Lines by which the system itself speaks, outside of any traceback; each must stand at the start of its line.
 _SYSTEM = re.compile(
-    r"^(Killed|Bus error.*|.* Killed +python.*|(?:/\S+: )?line \d+: +\d+ (?:Killed|Bus error).*"
+    rf"^((?:Killed|{KILLED_ELSEWHERE})|Bus error.*|.* Killed +python.*|(?:/\S+: )?line \d+: +\d+ (?:Killed|Bus error).*"
+    rf"|\S+ ?: \w+ \d+ ?: +\d+ (?:{KILLED_ELSEWHERE}) +\S.*|srun: error: \S+: tasks? [\d,-]+: Out Of Memory\s*"
     r"|ERROR: Unexpected bus error.*|slurmstepd: error: Detected \d+ oom.?kill.*"
     r"|\S+:\d+:\d+ \[\d+\](?: \S+:\d+)? NCCL WARN .*(?:out of memory|CUDA calloc|shared memory|posix_fallocate|shm).*"
     r"|\[[ \d.]+\] .*(?:Out of memory: Kill|Memory cgroup out of memory|invoked oom-killer|NVRM: Xid).*"
@@ -48,7 +59,7 @@ _LAUNCHER = re.compile(
     r"|[EWIF]\d{4} \d\d:\d\d:[\d.]+ +\d+ (?:\S*/)?torch/(?:distributed|multiprocessing)/"
     r"|(?:\[\d{4}-\d\d-\d\d [\d:,.]+\] )?(?:(?:DEBUG|INFO|WARNING|ERROR):)?torch\.(?:distributed|multiprocessing)[\w.]*: ?"
     r"|\[\d{4}-\d\d-\d\d [\d:,.]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:\d+"
-    r"|\[[EWIF](?:\d{4} [\d:.]+)? ?\w+\.(?:cpp|cc|cu|hpp|h):\d+\]|terminate called|Exception raised from |frame #\d+: "
+    r"|\[[EWIF](?:\d{4} [\d:.]+)? ?\w+\.(?:cpp|cc|cu|hpp|h):\d+\]|terminate called|Exception raised from |frame #\d+: |srun: error: "
     r"|CUDA kernel errors might|For debugging consider|Compile with `TORCH|Search for `cuda)"
 )
 _BAR = re.compile(
@@ -90,8 +101,10 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """In the order in which they begin; processes are told apart by the prefix of their lines."""
     lines: dict[str, list[tuple[int, str]]] = {}
-    for number, line in enumerate(without_colours(text).splitlines()):
-        prefix, rest = split_prefix(line)
+    all_lines = lines_of(without_colours(text))
+    labels = labels_of(all_lines)
+    for number, line in enumerate(all_lines):
+        prefix, rest = split_prefix(line, labels)
         behind = _BEHIND_BAR.match(rest)
         parts = [rest] if behind is None else [behind["bar"], behind["rest"]]
         lines.setdefault(prefix, []).extend((number, part) for part in parts)
@@ -167,7 +180,7 @@ def _read_group(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
 
 def _read_box(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
     """The line after a traceback drawn in a box, whose message is broken where the console ended."""
-    end = next((index for index in range(at + 1, len(lines)) if lines[index].startswith("╰")), len(lines)) + 1
+    end = next((index for index in range(at + 1, len(lines)) if lines[index].startswith(BOX_ENDS)), len(lines)) + 1
     found = _EXCEPTION.match(lines[end]) if end < len(lines) else None
     if found is None:
         return at + 1, []
@@ -220,14 +233,14 @@ def root_of_chain(text: str) -> Raised | None:
     start = text.find(_TRACEBACK)
     if start < 0:
         return None
-    _, raised = _read_traceback(text[start:].splitlines(), 0)
+    _, raised = _read_traceback(lines_of(text[start:]), 0)
     known = [item for item in raised if meaning(item.kind, item.text).kind != EXCEPTION]
     return known[0] if known else None
 
 
 def innermost_frame(text: str) -> dict[str, Any]:
     """The innermost frame of the user's own code: file, line, function and the source line."""
-    lines = text.splitlines()
+    lines = lines_of(text)
     for index in range(len(lines) - 1, -1, -1):
         found = _FRAME.match(_MARGIN.sub("", lines[index]))
         if found is not None and not _LIBRARY.search(found["file"]):
@@ -243,7 +256,7 @@ def innermost_frame(text: str) -> dict[str, Any]:
 
 def pins_memory(text: str) -> bool:
     """Whether the innermost frame of all asks for pinned memory, which is the host's."""
-    lines = text.splitlines()
+    lines = lines_of(text)
     last = max((index for index, line in enumerate(lines) if _FRAME.match(line)), default=None)
     return last is not None and any("pin_memory" in line for line in lines[last : last + 2])
 

@@ -6,6 +6,7 @@
 
 from tests.orchestrator.failure_case import GIB, KIB, Case, gib, mib
 from tests.orchestrator.failure_handled import HANDLED
+from tests.orchestrator.failure_languages import LANGUAGES
 from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS, WRAPPERS
 
@@ -697,4 +698,5 @@ CORPUS = [
     *WRAPPERS,
     *WRAPPED_QUOTATIONS,
     *HANDLED,
+    *LANGUAGES,
 ]

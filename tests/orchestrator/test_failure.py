@@ -12,6 +12,7 @@ from orchestrator.failure.last_words import last_words
 from orchestrator.failure.oom_text import numbers, size_bytes
 from tests.orchestrator.failure_corpus import CORPUS, FATAL_XIDS, LOOK_ALIKES, OTHER_XIDS, Case, gib, xid_line
 from tests.orchestrator.failure_handled import HANDLED
+from tests.orchestrator.failure_languages import LANGUAGES
 from tests.orchestrator.failure_quotes import OTHER_MEMORY, QUOTATIONS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS
 
@@ -54,7 +55,7 @@ def test_the_corpus_is_large_and_no_look_alike_is_called_gpu_oom() -> None:
         *QUOTATIONS,
         *OTHER_MEMORY,
         *WRAPPED_QUOTATIONS,
-        *(case for case in HANDLED if case.kind != "gpu_oom"),
+        *(case for case in (*HANDLED, *LANGUAGES) if case.kind != "gpu_oom"),
     )
     assert [case.name for case in alike for item in found_in(case) if item.kind == "gpu_oom"] == []
 
@@ -386,6 +387,30 @@ def test_an_exit_status_is_told_as_one_even_where_a_shell_means_a_signal_by_it()
 )
 def test_an_exit_file_without_proof_names_nothing(exit_file: dict[str, Any]) -> None:
     assert {found.kind for found in causes(Findings(exit_file=exit_file))} <= {"unexplained"}
+
+
+@pytest.mark.parametrize("ending", [{"exit_code": 137, "signal": None}, {"exit_code": None, "signal": 9}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "run.sh: 3 行: 12345 強制終了  python train.py\n",
+        "run.sh: Zeile 3: 12345 Getötet  python train.py\n",
+        "Killed\n",
+    ],
+    ids=["nothing", "Japanese", "German", "English"],
+)
+def test_a_kill_is_told_by_status_and_counters_whatever_the_shells_language(said: str, ending: dict[str, Any]) -> None:
+    proven, *_ = causes(Findings(stderr=said, exit_file={**ending, "host_oom_kill_delta": 1}))
+    refuted, *_ = causes(Findings(stderr=said, exit_file={**ending, "oom_kill_delta": 0, "host_oom_kill_delta": 0}))
+    unknown, *_ = causes(Findings(stderr=said, exit_file=ending))
+
+    assert (proven.kind, proven.reason) == ("host_oom", "host_oom")
+    assert (refuted.reason, unknown.reason) == (None, None)
+    assert refuted.hint.startswith(
+        "killed by somebody: the kernel's out-of-memory killer did not kill anything meanwhile"
+    )
+    assert unknown.hint.startswith("killed from outside, mostly by the kernel's out-of-memory killer; `dmesg")
 
 
 def test_a_killed_worker_is_host_oom_only_when_the_counter_rose() -> None:
