@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remote.drafter.product import linear
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the length
-
-
-FEW_ROWS = 32  # of hidden states: as many as were measured to gain by `head_product`'s other way round; 48 do not
 
 CosSin = tuple[Tensor, Tensor]  # rotary factors, [B, 1, Q, d] each
 
@@ -177,22 +176,24 @@ class Decoder:
             layer.self_attn, index, layer.input_layernorm(hidden), cos_sin=cos_sin, attend=attend
         )
         hidden = hidden + attended
-        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        normed = layer.post_attention_layernorm(hidden)
+        gated = layer.mlp.act_fn(_project(layer.mlp.gate_proj, normed)) * _project(layer.mlp.up_proj, normed)
+        return hidden + _project(layer.mlp.down_proj, gated)
 
     def _attention(self, attn: Any, index: int, hidden: Tensor, *, cos_sin: CosSin, attend: Attend) -> Tensor:
         cache, mask = attend
         heads = (*hidden.shape[:-1], -1, self.head_dim)
-        queries, keys = attn.q_proj(hidden).view(heads), attn.k_proj(hidden).view(heads)
+        queries, keys = _project(attn.q_proj, hidden).view(heads), _project(attn.k_proj, hidden).view(heads)
         if hasattr(attn, "q_norm"):  # Qwen3 normalises every head
             queries, keys = attn.q_norm(queries), attn.k_norm(keys)
         queries, keys = _rotate(queries.transpose(1, 2), cos_sin), _rotate(keys.transpose(1, 2), cos_sin)
-        values = attn.v_proj(hidden).view(heads).transpose(1, 2)
+        values = _project(attn.v_proj, hidden).view(heads).transpose(1, 2)
         if cache is not None:
             keys, values = cache.write(index, keys, values)
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=mask is None and queries.shape[2] > 1, enable_gqa=True
         )
-        return attn.o_proj(mixed.transpose(1, 2).flatten(2))
+        return _project(attn.o_proj, mixed.transpose(1, 2).flatten(2))
 
 
 @dataclass(frozen=True)
@@ -239,24 +240,14 @@ class _Masks:
         return seen[:, None]
 
 
+def _project(layer: Any, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)
+
+
 def _rotate(heads_BhQd: Tensor, cos_sin: CosSin) -> Tensor:
     cos, sin = cos_sin
     left, right = heads_BhQd.chunk(2, dim=-1)
     return heads_BhQd * cos + torch.cat((-right, left), dim=-1) * sin
-
-
-def head_product(hidden: Tensor, head_VH: Tensor) -> Tensor:
-    """hidden · headᵀ, [..., V] in the head's dtype.
-
-    A few float32 rows on a processor are computed as head · hiddenᵀ: the BLAS of torch (MKL 2024.2) packs its right-hand
-    matrix, and for seven rows to pack a vocabulary of 49,152 took twice the time of the product itself. Measured on two
-    cores of an x86 EPYC alone: under another BLAS (OpenBLAS, ARM) nobody has looked whether it gains.
-    """
-    num_rows = hidden.numel() // hidden.shape[-1]
-    is_few = 1 < num_rows <= FEW_ROWS and head_VH.device.type == "cpu" and head_VH.dtype == torch.float32
-    if not is_few:
-        return F.linear(hidden, head_VH)
-    return (head_VH @ hidden.flatten(0, -2).T).T.contiguous().unflatten(0, hidden.shape[:-1])
 
 
 def can_run(config: Any) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from remote.drafter.logits import head_logits, weighted_rows
+from remote.drafter.logits import head_logits, hidden_gradient, weighted_rows
 from remote.drafter.teacher import Expectation
 from remote.drafter.weights import position_weights, streak_lengths
 from remote.spec import LossSpec
@@ -245,7 +245,7 @@ def _cap_gradient(student: Student, weight_M: Tensor, head_VH: Tensor, spec: Los
     """Of coefficient · Σ c·H(q), c = weight on right slots. Overwrites log q."""
     scale_M = -spec.terms["cap"] * weight_M * student.right_M
     gradient_MV = student.log_q_MV.add_(student.entropy_M[:, None]).mul_(student.q_MV).mul_(scale_M[:, None])
-    return gradient_MV.to(head_VH.dtype) @ head_VH
+    return hidden_gradient(gradient_MV, head_VH)
 
 
 def _gradient(
@@ -260,7 +260,6 @@ def _gradient(
     if expected is not None:
         gradient_MV.scatter_add_(1, expected.best_S[:, None], (-soft * weight_M * expected.best_p_S)[:, None])
     gradient_MV.scatter_add_(1, student.label_M[:, None], (-hard * weight_M)[:, None])
-    gradient_MV = gradient_MV.to(head_VH.dtype)
     if expected is None:
-        return gradient_MV @ head_VH
-    return expected.take_rest(weighted_rows(gradient_MV, head_VH), soft * weight_M)
+        return hidden_gradient(gradient_MV, head_VH)
+    return expected.take_rest(weighted_rows(gradient_MV.to(head_VH.dtype), head_VH), soft * weight_M)

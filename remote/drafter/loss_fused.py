@@ -22,7 +22,7 @@ from remote.drafter.kernels.cross_entropy import (
     in_their_place,
     row_statistics,
 )
-from remote.drafter.logits import head_logits, logits_dtype, weighted_rows
+from remote.drafter.logits import head_logits, hidden_gradient, logits_dtype, weighted_rows
 from remote.drafter.loss_chunk import (
     ChunkOutcome,
     Read,
@@ -116,7 +116,7 @@ def chunk_loss(
         return ChunkOutcome(found, gradient_MH, None)
     place_MV, scale_M = in_their_place(logits_MV, head_VH.dtype), spec.terms["cap"] * weight_M * values.right_M
     entropy_gradient(logits_MV, read.log_sum_M, read.entropy_M, scale_M, out_MV=place_MV)
-    return ChunkOutcome(found, gradient_MH, place_MV @ head_VH)
+    return ChunkOutcome(found, gradient_MH, hidden_gradient(place_MV, head_VH))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _Gradient:
             out_MV = self._room(self.head_VH.dtype, is_in_place=is_in_place)
             soft_ce_M = self._by_logits(out_MV, self.weight_M, target)
             if self.expected is None:
-                return out_MV @ self.head_VH, soft_ce_M
+                return hidden_gradient(out_MV, self.head_VH), soft_ce_M
             sums_MH = weighted_rows(out_MV, self.head_VH)
             return self.expected.take_rest(sums_MH, self.soft * self.weight_M), soft_ce_M
         exact = ExactTokens.of(

@@ -22,8 +22,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 
 from remote.drafter import chat
-from remote.drafter.decoder import Decoder, KVCache, Pass, View, can_run, head_product
+from remote.drafter.decoder import Decoder, KVCache, Pass, View, can_run
 from remote.drafter.library_decoder import LibraryDecoder, TextCache
+from remote.drafter.product import linear
 from remote.drafter.target_files import Progress, folder_identity, reading, silent, target_folder
 from remote.report import UserFault
 from remote.spec import TargetSpec
@@ -57,7 +58,7 @@ class Target:
 
     def logits(self, last_hidden: Tensor) -> Tensor:
         """[..., V] from a last hidden state that is normed."""
-        return head_product(last_hidden, self.head_VH)
+        return linear(last_hidden, self.head_VH)
 
     def new_cache(self, *, batch: int = 1, capacity: int = 512) -> KVCache | TextCache:
         return self.decoder.new_cache(batch=batch, capacity=capacity)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remote.drafter.decoder import head_product
 from remote.drafter.logits import head_logits
 
 
@@ -101,8 +100,7 @@ def top_marginals(hidden_TH: Tensor, head_VH: Tensor, *, width: int, chunk_token
     """The `width` most probable tokens of every slot: log-probabilities (T, K) and token ids (T, K), falling."""
     values, tokens = [], []
     for hidden in hidden_TH.split(chunk_tokens):
-        is_exact = hidden.dtype == head_VH.dtype == torch.float32
-        logits = head_product(hidden, head_VH) if is_exact else head_logits(hidden, head_VH)
+        logits = head_logits(hidden, head_VH)
         best = logits.topk(min(width, logits.shape[1]), dim=1)
         values.append(best.values - logits.logsumexp(1, keepdim=True))
         tokens.append(best.indices)
