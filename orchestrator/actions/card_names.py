@@ -33,6 +33,7 @@ _TOTAL_GIB = {
     "RTX 4090": 23.49,
     "RTX 3090": 23.5,
 }
+_INFERRED = {"RTX A6000": "A40"}  # sizes that nobody was seen to report with ECC on, and whose card has the same memory
 _SHORT = {  # what people say where it can be one card alone
     "H100": "H100 80GB",
     "H200 141GB": "H200",
@@ -50,6 +51,16 @@ class KnownCard:
     name: str
     total_bytes: int
     is_hopper: bool
+
+    @property
+    def told(self) -> str:
+        """Who says so, for a person."""
+        like = _INFERRED.get(self.name)
+        return (
+            f"by the {like}'s size, which has the same memory: none was seen of its own"
+            if like
+            else "by its usual size"
+        )
 
 
 def known_card(word: str) -> KnownCard:

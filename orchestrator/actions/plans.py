@@ -134,7 +134,7 @@ def plan_memory(
         raise UsageError(f"--gpu: {capacity_bytes:,} bytes are no card's memory; write a size such as 95GiB")
     told = "--gpu" if capacity_bytes is not None else "nobody"
     if gpu is not None:
-        capacity_bytes, told = gpu.total_bytes, f"--gpu {gpu.name}, by its usual size"
+        capacity_bytes, told = gpu.total_bytes, f"--gpu {gpu.name}, {gpu.told}"
     is_hopper = None if gpu is None else gpu.is_hopper
     card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), is_hopper)
     if host is not None:

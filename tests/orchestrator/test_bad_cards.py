@@ -197,6 +197,8 @@ def test_a_card_whose_memory_keeps_its_own_check_bits_is_planned_with_them() -> 
     ):
         assert known_card(word).total_bytes <= round(most_gib * 2**30)
 
+    assert known_card("A6000").told == "by the A40's size, which has the same memory: none was seen of its own"
+    assert known_card("A40").told == "by its usual size"
     assert known_card("NVIDIA H200 NVL") == known_card("H200")
     with pytest.raises(UsageError):
         known_card("H100 NVL")  # of 94 GB
