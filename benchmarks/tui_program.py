@@ -27,7 +27,7 @@ KEY_S = 0.06  # between two keys: longer than an Escape waits to be told from an
 LOOK_S = 0.2
 # From the list back to it, and what must have been on the screen on the way: keys that lead nowhere would measure nothing.
 ROUND = ("j k", "enter", "2", "4", "escape", "space space c", "escape", "escape g")
-PLACES = ("2 hosts", "1 overview", "compare 2 runs")
+PLACES = ("2:hosts", "1:overview", "compare 2 runs")
 # Once before: hosts, smoke and launch, which the program makes by itself as soon as nobody has typed for half a second. That is 8 MB,
 # the recipes for the launch among them, and came whenever a busy machine held up the keys.
 ONCE = ("2", "3", "4", "escape g", *ROUND)

@@ -222,7 +222,7 @@ class Watching:
 
 
 _BYTES = {"enter": b"\r", "escape": b"\x1b", "space": b" "}
-_TABS = "1 overview +2 curves"
+_TABS = r"1:overview\W+2:curves"
 # Key -> what its first paint shows (None: the cursor on another run), and what all of its answer does.
 _ANSWERED_BY: dict[str, tuple[str | None, str | None]] = {
     "j": (None, None),
@@ -234,7 +234,7 @@ _ANSWERED_BY: dict[str, tuple[str | None, str | None]] = {
     "1": (_TABS, "bottleneck"),
     "2": (_TABS, "step_s"),
     "4": (_TABS, None),
-    "escape": ("2 hosts", None),
+    "escape": ("2:hosts", None),
 }
 
 

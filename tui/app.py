@@ -38,6 +38,7 @@ from tui.hosts import HostsScreen
 from tui.keys import spelled
 from tui.launch import LaunchScreen
 from tui.ordering import TROUBLE, refusal
+from tui.outside import to_type
 from tui.reading import ReadingThread, beside, in_screen
 from tui.run import TABS, RunScreen
 from tui.runs import RunsScreen
@@ -250,8 +251,8 @@ class Draftyard(App[None]):
         return None
 
     def _tell_trouble(self, text: str) -> None:
-        if text != self.trouble:
-            self.trouble = text
+        if to_type(text) != self.trouble:
+            self.trouble = to_type(text)
             screen = self._asking_screen()
             if screen is not None:
                 screen.show_top()
@@ -339,7 +340,7 @@ class Draftyard(App[None]):
 
     def notify(self, message: str, **settings: Any) -> None:
         """What an action or a host says is text: no markup, no commands for the terminal."""
-        super().notify(inert(message), **{**settings, "markup": False})
+        super().notify(inert(to_type(message)), **{**settings, "markup": False})
 
     def do_beside(self, job: Callable[[], None], *, group: str) -> None:
         """Does in a thread what may wait for a host; its trouble becomes a toast. Of looks at the same thing the newest counts:

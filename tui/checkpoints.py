@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.store.rows import State
 from orchestrator.units import format_size
 from tui.detail import RunDetail
+from tui.outside import to_type
 from tui.overview import clock
 from tui.pieces import BLANK, Line, broken, heading, width_of, wrapped
 from tui.wording import age, count, fit
@@ -63,5 +64,5 @@ def _artifact_lines(detail: RunDetail, width: int) -> list[Line]:
     lines: list[Line] = [BLANK, heading("Artifacts", width)]
     for attempt, name, what in known:
         lines += broken([(f"attempts/{attempt}/artifacts/{name}", "text"), (f"  {what}", "muted")], width)
-    lines += wrapped(f"draftyard pull {run.id} --artifacts brings all that each attempt left.", width, "muted")
+    lines += wrapped(to_type(f"draftyard pull {run.id} --artifacts brings all that each attempt left."), width, "muted")
     return lines

@@ -19,6 +19,7 @@ from tui.acting import ACTING, ask_and_do, offered, why_not
 from tui.deeds import DEEDS
 from tui.keys import all_bindings
 from tui.keys_help import KeysHelp
+from tui.outside import to_type
 from tui.palette import Command, Palette
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _only_typed(app: Draftyard) -> Iterator[Command]:
         run = chosen[0]
         names = {"run": run.id, "recipe": shlex.quote(run.recipe), "host": shlex.quote(run.host)}
     for verb, (words, rest) in ONLY_TYPED.items():
-        command = f"draftyard {verb} {rest.format(**names)}".rstrip()
+        command = to_type(f"draftyard {verb} {rest.format(**names)}".rstrip())
         note = f"command line only; enter copies: {command}"
         yield Command(f"verb.{verb}", words, "", partial(_copy, app, command), is_far=True, also=verb, note=note)
 

@@ -10,22 +10,26 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from orchestrator.actions.history import in_reading_order, spec_differences
-from orchestrator.store.rows import NUM_REPORTS, SeriesRow
+from orchestrator.store.rows import NUM_REPORTS, RunRow, SeriesRow
 from orchestrator.units import counted, unit_of
 from tui.chart import Look, Series, chart_lines
 from tui.detail import FIRST_METRICS, MOST_OVERLAID, RunDetail, overlaid, told_in, told_now
 from tui.facts import fact_text
 from tui.frame import YardScreen
 from tui.overview import CHART_SMOOTHING
-from tui.pieces import BLANK, Line, Piece, beside, heading, wrapped
+from tui.pieces import BLANK, Line, Piece, beside, broken, heading, wrapped
 from tui.sheet import Sheet
 from tui.snapshot import Ask, CurvesAsk, Snapshot
 from tui.theme import MARKS, SERIES
-from tui.wording import fit, state_letter, state_word, value
+from tui.wording import count, fit, state_letter, state_word, value
 from tui.worth import UNIT, worth_rows
 
 MOST_RUNS = len(SERIES)
 FEW_LINES = 12  # differences up to this many lines come before the charts
+# What a loss sums up, and over what; of two of them which decay alone they belong to.
+WEIGHS = ("loss.terms", "loss.label", "loss.decay", "loss.gamma", "loss.dpace_alpha", "loss.streak_beta", "loss.normalization",
+          "drafter.block_size")  # fmt: skip
+ONLY_OF = {"loss.gamma": "exponential", "loss.dpace_alpha": "dpace"}
 LOWER_IS_BETTER = ("loss", "step_s", "wait_s", "peak")
 HIGHER_IS_BETTER = ("accuracy", "streak", "acceptance", "tree_tau", "block_tokens_per_s", "context_tokens_per_s")
 
@@ -88,7 +92,8 @@ class CompareScreen(YardScreen):
 
 
 def compare_lines(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
-    lines = [_legend(detail, SERIES[index]) for index, detail in enumerate(details)]
+    lines = [line for index, detail in enumerate(details) for line in broken(_legend(detail, SERIES[index]), width)]
+    lines += _weighed(details, width)
     differences = _differences(details, width)
     names = overlaid([detail.series for detail in details])
     charts = [BLANK, *_charts(details, [name for name in names if name in FIRST_METRICS], width, look)]
@@ -136,7 +141,27 @@ def _legend(detail: RunDetail, meaning: str) -> Line:
         (f"{run.recipe}/{run.branch}", "strong"),
         (f"  {run.id}  {run.host}  ", "muted"),
         (f"{letter} {state_word(run.state)}", state_meaning),
+        (f"  {_at_step(run)}", "text"),
     ]
+
+
+def _at_step(run: RunRow) -> str:
+    """How far it is: a loss at step 27 beside one at step 478 is no verdict."""
+    total = "" if run.num_steps is None else f" of {count(run.num_steps)}"
+    return "no step yet" if run.step is None else f"step {count(run.step)}{total}"
+
+
+def _weighed(details: Sequence[RunDetail], width: int) -> list[Line]:
+    """Losses that sum up differently are numbers of different things, whichever is smaller."""
+    found = [
+        item for item in spec_differences([detail.spec or {} for detail in details]) if item.key.startswith(WEIGHS)
+    ]
+    decays = {str((detail.spec or {}).get("loss", {}).get("decay")) for detail in details}
+    keys = [item.key for item in found if ONLY_OF.get(item.key, "") in ("", *decays)]
+    if not keys or sum(any(row.name == "loss" for row in detail.series) for detail in details) < 2:
+        return []
+    told = f"Their losses are weighed differently ({', '.join(keys)}): a smaller one is no better. Accuracy and acceptance compare."
+    return wrapped(told, width, "warn")
 
 
 def _charts(details: Sequence[RunDetail], names: Sequence[str], width: int, look: Look) -> list[Line]:

@@ -14,6 +14,7 @@ from tui.answers import Answers
 from tui.detail import RunDetail
 from tui.facts import fact_lines
 from tui.fits import fit_lines
+from tui.outside import to_type
 from tui.pieces import BLANK, Line, broken, heading, wrapped
 from tui.ranks import Rank
 from tui.runs_rows import never_started
@@ -29,7 +30,7 @@ def failure_lines(detail: RunDetail, width: int) -> list[Line]:
             told = [line for part in told_and_repairs(run.evidence) for line in wrapped(part, width)]
             return [[("It never started; nothing ran.", "bad")], *told]
         lines: list[Line] = [[(_nothing_failed(run), "good" if run.state is State.SUCCEEDED else "muted")]]
-        return [*lines, *wrapped(run.evidence, width, "muted")] if run.evidence else lines
+        return [*lines, *wrapped(to_type(run.evidence), width, "muted")] if run.evidence else lines
     first, *echoes = detail.failures
     lines = _first_cause(first, _source(first, detail.ranks), detail.answers, width)
     for echo in echoes:
@@ -62,7 +63,7 @@ def _first_cause(failure: FailureRow, source: str, answers: Answers, width: int)
         *_exceeded(answers, width),
     ]
     if failure.hint:
-        lines += [BLANK, heading("What would help", width), *wrapped(failure.hint, width)]
+        lines += [BLANK, heading("What would help", width), *wrapped(to_type(failure.hint), width)]
     lines += _would_fit(answers, width)
     if failure.facts:
         lines += [BLANK, heading("Numbers", width, "sizes in GiB, 2^30 bytes"), *fact_lines(failure.facts, width)]
@@ -83,13 +84,32 @@ def _would_fit(answers: Answers, width: int) -> list[Line]:
     """From the plan of what ran, against the card less what that plan had been short of."""
     if answers.fits is None:
         return []
-    title, *changes = fit_lines(answers.fits, width, short_bytes=answers.short_bytes)
-    lines: list[Line] = [BLANK, title]
+    first = (2 if answers.setting else 1) if answers.try_line else None
+    title, *changes = fit_lines(answers.fits, width, short_bytes=answers.short_bytes, first=first)
+    lines: list[Line] = [*_pieces(answers, width), BLANK, title]
     # Where its stage is named above, that has said so: a low screen has no line to spare for the changes that fit.
     if answers.short_bytes and answers.exceeded is None:
         told = f"It needed {gib(answers.short_bytes)} more than the plan said; what is offered leaves that free."
         lines += wrapped(told, width, "warn")
-    return [*lines, *changes]
+    line = [BLANK, *wrapped(to_type(answers.try_line), width, "strong")] if answers.try_line else []
+    return [*lines, *changes, *line]
+
+
+def _pieces(answers: Answers, width: int) -> list[Line]:
+    """Memory was there, but in pieces: what comes before every change of the plan."""
+    if not answers.pieces:
+        return []
+    lines: list[Line] = [BLANK, heading("To try first", width), *wrapped(answers.pieces, width)]
+    if answers.setting is not None:
+        name, assigned = answers.setting
+        lines += [
+            [("1  ", "muted"), (name, "text")],
+            *(
+                [("  ", "text"), *line]
+                for line in wrapped(" ".join(f"--env {word}" for word in assigned), width - 2, "faint")
+            ),
+        ]
+    return lines
 
 
 def _kind(kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tui.ordering import Change, Planned
+from tui.outside import to_type
 from tui.pieces import Line, heading, wrapped
 from tui.wording import fit, gib
 
@@ -11,12 +12,12 @@ MOST = 5  # changes shown
 VERDICTS = {"fits": "good", "tight": "warn", "does not fit": "bad"}
 
 
-def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0) -> list[Line]:
+def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0, first: int | None = None) -> list[Line]:
     """Changes that fit where the plan does not; otherwise those that make room. `short_bytes`: of the card, left free
-    for what the plan had not said.
+    for what the plan had not said. `first`: the number of the first, where `smoke --try` takes them by numbers.
     """
     if plan.note or plan.fault:
-        return [heading("What would fit", width), *wrapped(plan.note or plan.fault, width, "muted")]
+        return [heading("What would fit", width), *wrapped(to_type(plan.note or plan.fault), width, "muted")]
     capacity = plan.body.get("capacity_bytes")
     is_short = plan.body.get("step_verdict", plan.body.get("verdict")) == "does not fit"
     title = "What would fit" if is_short else "What would make room"
@@ -29,18 +30,19 @@ def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0) -> list[Line]:
         lines += wrapped(told, width, "warn")
     if plan.largest:
         lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])
-    for change in plan.changes[:MOST]:
-        lines += _change_lines(change, width)
+    for place, change in enumerate(plan.changes[:MOST], first or 1):
+        lines += _change_lines(change, width, "" if first is None else f"{place}  ")
     if is_short and capacity and not plan.largest and not plan.changes:
         lines.append([("No single change fits; a smaller target or a shorter row is needed.", "warn")])
     return lines
 
 
-def _change_lines(change: Change, width: int) -> list[Line]:
+def _change_lines(change: Change, width: int, number: str) -> list[Line]:
     """The change with its numbers; below it what to write in the recipe, and what to beware of."""
     how = "same result" if change.keeps_result else "changes the result"
     line: Line = [
-        (fit(change.name, NAME_WIDTH), "text"),
+        (number, "muted"),
+        (fit(change.name, NAME_WIDTH - len(number)), "text"),
         (f" {gib(change.peak_bytes):>9}", VERDICTS.get(change.verdict, "text")),
         (f"  ×{change.work_factor:.2f} work", "muted"),
         (f"  {how}", "muted" if change.keeps_result else "warn"),

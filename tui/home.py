@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from tui.frame import YardScreen
-from tui.pieces import Piece
+from tui.pieces import Piece, tabs
 
 SCREENS = ("runs", "hosts", "smoke", "launch")
 
@@ -23,12 +23,7 @@ class HomeScreen(YardScreen):
     ]
 
     def crumbs(self) -> Sequence[Piece]:
-        pieces: list[Piece] = []
-        for number, name in enumerate(SCREENS, 1):
-            is_open = name == self.NAME
-            pieces += [(f"{number} ", "key" if is_open else "faint"), (name, "strong" if is_open else "muted")]
-            pieces.append(("  ", "text"))
-        return [*pieces, *self.told()]
+        return [*tabs(SCREENS, self.NAME), *self.told()]
 
     def told(self) -> Sequence[Piece]:
         """What the top line says of this screen, behind the names of all."""

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from orchestrator.store.rows import GpuSampleRow, HostRow, RunRow, card_of
 from tui.moment import faded, is_of_now, last_seen
+from tui.outside import to_type
 from tui.overview import clock
 from tui.pieces import BLANK, Line, Piece, broken, heading, memory_meaning, meter, wrapped
 from tui.runs_rows import name_pieces
@@ -43,9 +44,10 @@ def hosts_lines(
     """The line that is chosen begins with MARK. `named`: hosts that settings name; who of them was never seen is told last."""
     never = never_seen(snapshot, named)
     if not snapshot.hosts and not never:
-        return [
-            [("No host has been seen yet. ", "muted"), ("draftyard doctor HOST", "text"), (" looks at one.", "muted")]
-        ]
+        command = to_type("draftyard doctor HOST")
+        return broken(
+            [("No host has been seen yet.", "muted"), (f" {command}", "text"), (" looks at one.", "muted")], width
+        )
     lines: list[Line] = []
     for host in hosts_in_order(snapshot):
         runs = [run for run in snapshot.live if host.name in run.hosts]
@@ -70,7 +72,9 @@ def _never_lines(names: Sequence[str], width: int) -> list[Line]:
     room = min(max(map(cell_len, names)), NAME_WIDTH)
     lines: list[Line] = [heading("Never seen", width, "looked at by a launch, or by the command")]
     for name in names:
-        lines += broken([(fit(name, room), "text"), (f"  draftyard doctor {shlex.quote(name)}", "muted")], width)
+        lines += broken(
+            [(fit(name, room), "text"), (to_type(f"  draftyard doctor {shlex.quote(name)}"), "muted")], width
+        )
     return lines
 
 

@@ -59,7 +59,7 @@ def help_lines(keys: Sequence[tuple[str, str]], width: int) -> list[Line]:
         [(fit("O", 4), "bad"), ("failed, out of memory", "text")],
         [(fit("R?", 4), "warn"), ("running, host unreachable now", "text")],
         BLANK,
-        heading("Filter, as in `draftyard ls`", column),
+        heading("Filter, as ls takes it", column),
         *(line for example, words in FILTER_EXAMPLES for line in _told((example, "accent"), 27, words, column)),
         BLANK,
         [("Leaving the screen never stops a run.", "muted")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tui.fits import fit_lines
 from tui.memory import plan_lines
 from tui.ordering import Offer, Planned, Standing, Wish
+from tui.outside import to_type
 from tui.pieces import BLANK, Line, heading, wrapped
 from tui.wording import fit
 
@@ -22,23 +23,23 @@ def choice_lines(
 ) -> list[Line]:
     plan, standing = answers
     if offer is not None and offer.fault:
-        return [[(f"{offer.recipe} cannot be read", "bad")], *wrapped(offer.fault, width)]
+        return [[(f"{offer.recipe} cannot be read", "bad")], *wrapped(to_type(offer.fault), width)]
     if wish is None:
         return nothing_lines("", "", width)
     lines = gate_lines(wish, standing, width)
     if plan is None:
         return [*lines, BLANK, heading("Plan", width), [("planning", "muted")]]
     if plan.fault or plan.note:
-        told = wrapped(plan.fault or plan.note, width, "bad" if plan.fault else "muted")
+        told = wrapped(to_type(plan.fault or plan.note), width, "bad" if plan.fault else "muted")
         return [*lines, BLANK, heading("Plan", width), *told]
     lines += [BLANK, *plan_lines(plan.body, width, ascii_only=ascii_only)]
-    lines += [BLANK, heading("Time", width), *wrapped(plan.time, width)] if plan.time else []
+    lines += [BLANK, heading("Time", width), *wrapped(to_type(plan.time), width)] if plan.time else []
     return [*lines, BLANK, *fit_lines(plan, width)]
 
 
 def nothing_lines(name: str, why: str, width: int) -> list[Line]:
     """No branch is chosen; where a run of that name led here, why its own is not."""
-    told: list[Line] = [[(f"{name} is not offered here", "warn")], *wrapped(why, width)]
+    told: list[Line] = [[(f"{name} is not offered here", "warn")], *wrapped(to_type(why), width)]
     lines = told if name else [[("Nothing is chosen.", "muted")]]
     return [*lines, BLANK, [("j k", "key"), (" choose a branch", "muted")]]
 
@@ -55,7 +56,7 @@ def gate_lines(wish: Wish, standing: Standing | None, width: int) -> list[Line]:
         lines.append([("enter", "key"), (" looks at the host; nothing is started", "muted")])
         return [*lines, [("tab", "key"), (" goes on to host, gpus and overrides", "muted")]]
     if standing.fault:
-        return [*lines, *wrapped(standing.fault, width, "bad")]
+        return [*lines, *wrapped(to_type(standing.fault), width, "bad")]
     for rung, how, why in standing.rungs:
         meaning = _MEANINGS.get(how, "text")
         lines.append(
@@ -66,7 +67,7 @@ def gate_lines(wish: Wish, standing: Standing | None, width: int) -> list[Line]:
                 (f"  {why}" if why else "", "muted"),
             ]
         )
-    lines += wrapped(standing.caution, width, "warn")
+    lines += wrapped(to_type(standing.caution), width, "warn")
     if standing.is_allowed:
         lines.append([("Launch is allowed: ", "good"), ("^l", "key"), (" starts it", "muted")])
     else:

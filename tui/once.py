@@ -6,9 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from orchestrator.units import counted
 from tui.faults import crash_line
 from tui.frame import YardScreen
+from tui.painted import Painted
 from tui.plain import screen_text
+from tui.sheet import Sheet
+from tui.table import Table
+from tui.terminal import MOST_CELLS
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -24,8 +29,10 @@ def print_once(app: Draftyard, size: tuple[int, int], document: Callable[..., No
     own: dict[str, object] = {}
 
     async def look(pilot: Pilot[object]) -> None:
+        for pane in app.screen.query(Painted):
+            pane.styles.scrollbar_visibility = "hidden"  # in a text its part of a cell is a stray sign
         await rested(app, pilot)
-        printed.append("" if document else screen_text(app))
+        printed.append("" if document else _with_what_is_cut(screen_text(app), app))
         own.update(app.screen.document() if isinstance(app.screen, YardScreen) else {})
         app.exit()
 
@@ -42,6 +49,19 @@ def print_once(app: Draftyard, size: tuple[int, int], document: Callable[..., No
         shown = {name: item for name, item in vars(app.shown).items() if name not in _OURS}
         document(**shown, **own)
     return 0
+
+
+def _with_what_is_cut(text: str, app: Draftyard) -> str:
+    """The line of keys, which no reader of a text can press, gives way to how much is below the last line, where there is some."""
+    panes = [*app.screen.query(Sheet), *app.screen.query(Table)]
+    more = max(
+        (int(pane.max_scroll_y) for pane in panes if pane.is_on_screen and pane.can_focus and not pane.scroll_offset.y),
+        default=0,
+    )
+    needed = app.size.height + more
+    if not more or needed > MOST_CELLS:
+        return text
+    return "\n".join([*text.splitlines()[:-1], f" {counted(more, 'line')} more: LINES={needed} prints all of it\n"])
 
 
 async def rested(app: Draftyard, pilot: Pilot[object]) -> None:

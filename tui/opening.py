@@ -16,6 +16,7 @@ from tui.faults import crash_line
 from tui.home import SCREENS
 from tui.keys import binding_names
 from tui.once import print_once
+from tui.outside import spell_with, to_type
 from tui.run import TABS
 from tui.terminal import no_pauses, speaks_unicode, terminal_size
 
@@ -33,12 +34,14 @@ def run(
     theme: str | None = None,
     mouse: bool = True,
     size: tuple[int, int] | None = None,
+    spell: Callable[[str], str] = str,
 ) -> int:
     """Opens the screens and returns the exit code when they are left; `once` prints one and ends.
 
     Without `places` nothing can be started or stopped from it. `runs` are selectors: of one its page is opened, several are
     compared. `screen` is one of SCREENS, or with one run of TABS. `size` (columns, lines) is for `once`; `document` gets what
-    such a screen shows, by name, instead of its text being printed. Raises RunNotFound for a run that is not there,
+    such a screen shows, by name, instead of its text being printed. `spell`: commands in a text as they are typed in the shell
+    at hand. Raises RunNotFound for a run that is not there,
     UsageError for a screen that does not go with the runs, and for a key of the settings that no screen has.
     """
     _check(runs, screen)
@@ -46,6 +49,7 @@ def run(
         with Reader(db_path) as reader:
             runs = list(dict.fromkeys(reader.run(selector).id for selector in runs))  # one named twice is one
     is_printed = once or document is not None
+    spell_with(str if document is not None else spell)
     app = Draftyard(
         db_path, places=places, run=runs[0] if len(runs) == 1 else None, compared=runs if len(runs) > 1 else (), screen=screen,
         ascii_only=ascii or not speaks_unicode(), readonly=readonly or is_printed,
@@ -79,5 +83,5 @@ def _left(app: Draftyard) -> int:
         sys.stderr.write(f"{crash_line(app.crash)}\n")
     if app.num_live:
         goes = "goes" if app.num_live == 1 else "go"
-        sys.stdout.write(f"{counted(app.num_live, 'run')} {goes} on. Come back with: draftyard watch\n")
+        sys.stdout.write(f"{counted(app.num_live, 'run')} {goes} on. Come back with: {to_type('draftyard watch')}\n")
     return app.return_code or 0

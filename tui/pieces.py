@@ -6,7 +6,7 @@ are the shapes that panes share: headings, fields, columns side by side, bars.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len, chop_cells
 
@@ -49,6 +49,17 @@ def heading(title: str, width: int, note: str = "") -> Line:
     used = cell_len(title) + 1 + (cell_len(note) + 1 if note else 0)
     rule: list[Piece] = [(title, "strong"), (" ", "text"), ("─" * max(0, width - used), "line")]
     return [*rule, (f" {note}", "muted")] if note else rule
+
+
+def tabs(names: Sequence[str], is_open: str, meaning_of: Callable[[str], str] = lambda _: "muted") -> Line:
+    """Names behind the digits that open them, the open one in brackets. A digit before a blank read as a count: `2 hosts`."""
+    pieces: list[Piece] = []
+    for number, name in enumerate(names, 1):
+        this = name == is_open
+        number_of, ink = ("key", "strong") if this else ("faint", meaning_of(name))
+        before, behind = "[]" if this else "  "
+        pieces += [(f"{before}{number}:", number_of), (name, ink), (behind, number_of)]
+    return pieces
 
 
 def field(label: str, value: str | Line, *, label_width: int = 12, meaning: str = "text") -> Line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RunDetail
+from tui.outside import to_type
 from tui.overview import CHART_SMOOTHING, memory_lines, state_lines
 from tui.pieces import BLANK, Line, beside, width_of, wrapped
 
@@ -33,7 +34,7 @@ def preview_lines(detail: RunDetail, now_s: float, width: int, height: int, *, a
     ]
     if detail.failures:
         failure = detail.failures[0]
-        cause, hint = wrapped(failure.message, width, "bad"), wrapped(failure.hint, width, "muted")
+        cause, hint = wrapped(failure.message, width, "bad"), wrapped(to_type(failure.hint), width, "muted")
         lines += [BLANK, *at_most(4, cause), *at_most(3, hint)]
     memory = memory_lines(detail, now_s, width, ascii_only=ascii_only)
     lines += _charts(detail, width, height - len(lines) - len(memory) - 2, ascii_only=ascii_only)

@@ -23,7 +23,7 @@ from tui.log import LogPane
 from tui.memory import memory_tab_lines
 from tui.overview import CHART_METRICS, overview_lines
 from tui.painted import Pages
-from tui.pieces import Line, Piece
+from tui.pieces import Line, Piece, tabs
 from tui.sheet import Sheet
 from tui.snapshot import Ask, CurvesAsk, Snapshot
 from tui.spec import spec_lines
@@ -195,15 +195,7 @@ class RunScreen(YardScreen):
         self.focus_on(self._log.body if self.tab == "log" else self._pane())
 
     def _tabs_line(self) -> Line:
-        pieces: list[Piece] = []
-        for number, name in enumerate(TABS, 1):
-            is_open = name == self.tab
-            pieces += [
-                (f"{number} ", "key" if is_open else "faint"),
-                (name, "strong" if is_open else self._tab_meaning(name)),
-                ("   ", "text"),
-            ]
-        return pieces
+        return tabs(TABS, self.tab, self._tab_meaning)
 
     def _tab_meaning(self, name: str) -> str:
         """The tab of the failure shows from afar that there is one."""

@@ -18,6 +18,7 @@ from tui.compare import MOST_RUNS
 from tui.died import LastDeath
 from tui.field import Field
 from tui.home import HomeScreen
+from tui.outside import to_type
 from tui.painted import Columns
 from tui.pieces import Line, Piece, wrapped
 from tui.preview import at_most, below_lines, beside_lines
@@ -35,7 +36,6 @@ SORTS = (
     ("by recipe", "-recipe"),
     ("by host", "-host"),
 )
-NO_RUNS = "No runs yet. Start one: draftyard launch RECIPE --host HOST"
 NARROW = 90  # below it the order is told instead of the number of runs
 LEAST_BESIDE = 48  # cells that a list with all its columns must leave for the run to be shown beside it
 MOST_BESIDE = 0.36  # of the width
@@ -79,7 +79,7 @@ class RunsScreen(HomeScreen):
         self._rows: Sequence[RunRow] = ()
         self._last_death = LastDeath()
         self._filter_fault = ""
-        self._table = Table(COLUMNS, empty=NO_RUNS, id="list")
+        self._table = Table(COLUMNS, empty="", id="list")
         self._preview = Sheet(id="preview")
         self._fault = Sheet(id="fault")  # of the filter, whole
         self._cause = Sheet(id="cause")  # of the run under the cursor, where the list cuts it and nothing else says it
@@ -370,7 +370,11 @@ class RunsScreen(HomeScreen):
             return "No run passes the filter. Escape clears it."
         if self.snapshot is not None and self.snapshot.was_replaced:
             return "No runs: the database was replaced or emptied while this screen was open."
-        return NO_RUNS
+        if self.snapshot is not None and self.snapshot.num_others:
+            number = self.snapshot.num_others
+            others = "is 1 run of another kind" if number == 1 else f"are {number:,} runs of other kinds"
+            return to_type(f"No training yet; there {others}: a lists every kind, as does draftyard ls --kind all.")
+        return to_type("No runs yet. Start one: draftyard launch RECIPE --host HOST")
 
 
 def filter_fault(text: str, now_s: float) -> str:

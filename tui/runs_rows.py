@@ -13,6 +13,7 @@ from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.canvas import spark
 from tui.moment import end_s, is_present
+from tui.outside import to_type
 from tui.pace import TRAINING
 from tui.pieces import Piece, memory_meaning, meter, width_of
 from tui.snapshot import RunNumbers
@@ -32,6 +33,7 @@ from tui.wording import (
 
 VALUE_WIDTH = 7
 HOST_WIDTH = 7
+STATE_WIDTH = 11
 LEAST_NAME, MOST_NAME = 14, 24  # cells of a name; the most as well beside what is wrong
 
 # Beside a live state, that its host does not answer. `R?` says so without it, so it cuts no name.
@@ -42,7 +44,7 @@ COLUMNS = (
     Column("", 2),
     Column("run", 0, least=LEAST_NAME),
     Column("id", 8, rank=1),
-    Column("state", 11),
+    Column("state", STATE_WIDTH),
     REACH,
     Column("host", HOST_WIDTH, rank=5),
     Column("step", 11, right=True),
@@ -68,6 +70,8 @@ _SHORT_REASONS = {
     "max_duration": "time is up",
 }
 
+_SHORT_STAGES = {"evaluating": "eval", "preparing": "prepare"}  # beside how far they are
+
 _NEVER = "never started: "  # as the launch says it
 _SAID_AGAIN = re.compile(r"^[\w.]*Error: CUDA out of memory\. (?=\S)")  # before what was asked for, in torch's words
 _KEY_CHANGED = "HOST KEY HAS CHANGED"  # as SSH says it: nothing can be reached until somebody has looked
@@ -88,7 +92,7 @@ def run_cells(run: RunRow, numbers: RunNumbers, now_s: float, *, ascii_only: boo
         [letter],
         name_pieces(run),
         [(run.id[:8], "faint")],
-        [(state_text(run), "muted" if run.state is State.SUCCEEDED else letter[1])],
+        [(_state_and_share(run, numbers), "muted" if run.state is State.SUCCEEDED else letter[1])],
         [(reach_text(run, numbers.cause), letter[1])],
         [(_where(run), quiet)],
         _step(run),
@@ -166,6 +170,17 @@ def state_text(run: RunRow) -> str:
     return state_word(run.state)
 
 
+def _state_and_share(run: RunRow, numbers: RunNumbers) -> str:
+    """The state; of a stage that takes no steps how far it is as well, until it is all of it."""
+    text, share = state_text(run), numbers.stage_share
+    if share is None or run.state is not State.RUNNING or (told := percent(share)) == "100%":
+        return text
+    room = STATE_WIDTH - 1 - len(told)
+    if cell_len(text) > room:
+        text = _SHORT_STAGES.get(text, text)
+    return f"{text if cell_len(text) <= room else fit(text, room)} {told}"
+
+
 def _where(run: RunRow) -> str:
     """The first host, and how many more there are, which is never what is cut."""
     more = f"+{len(run.hosts) - 1}" if len(run.hosts) > 1 else ""
@@ -203,7 +218,7 @@ def trouble(run: RunRow, numbers: RunNumbers, now_s: float) -> tuple[int, str]:
 def _failure(run: RunRow, numbers: RunNumbers) -> tuple[int, str]:
     """The known cause, else the reason."""
     if never_started(run):
-        told = run.evidence.removeprefix(_NEVER) or _reason_words(run.reason or "failed")
+        told = to_type(run.evidence.removeprefix(_NEVER)) or _reason_words(run.reason or "failed")
         return 0, f"{_NEVER}{told}"
     cause = " ".join(numbers.cause.split())
     if run.reason in MEMORY_REASONS:
@@ -236,9 +251,9 @@ def _step(run: RunRow) -> list[Piece]:
 
 
 def _ends_in(run: RunRow, numbers: RunNumbers, now_s: float) -> list[Piece]:
-    """The time left; after the last step how far the stage is. Silence does not put the end off."""
+    """The time left. Silence does not put the end off."""
     if numbers.eta_s is None:
-        return [("–", "faint")] if numbers.stage_share is None else [(percent(numbers.stage_share), "text")]
+        return [("–", "faint")]
     if not is_of_then(run, now_s):
         return [(duration(numbers.eta_s), "strong")]
     left_s = end_s(run, numbers.eta_s, numbers.stepped_s, now_s) - now_s

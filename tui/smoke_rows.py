@@ -12,6 +12,7 @@ from orchestrator.store.rows import EvidenceRow, RunRow
 from orchestrator.units import spoken
 from tui.facts import fact_text
 from tui.memory import difference
+from tui.outside import to_type
 from tui.pieces import BLANK, Line, Piece, broken, heading, wrapped
 from tui.table import Column
 from tui.wording import age, duration, fit, gib
@@ -132,7 +133,9 @@ def nothing_lines(width: int) -> list[Line]:
             ("m", "key"),
             (" there climbs its rungs", "text"),
         ],
-        [("or", "muted"), (" type ", "text"), ("draftyard smoke RECIPE --host HOST", "strong")],
+        *broken(
+            [("or", "muted"), (" type ", "text"), (to_type("draftyard smoke RECIPE --host HOST"), "strong")], width
+        ),
     ]
 
 

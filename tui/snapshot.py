@@ -107,7 +107,7 @@ class RunNumbers:
     num_bad: int = 0  # NaN values of the loss
     eta_s: float | None = None  # of a live run that has steps left, from its newest steps
     stepped_s: float | None = None  # when it took the newest of them
-    stage_share: float | None = None  # 0..1 of its stage, of a live run that has none left
+    stage_share: float | None = None  # 0..1 of its stage, of a running one that takes no steps now
     is_ours: bool = True  # whether the bundled trainer runs, or ran
     acceptance: float | None = None  # tokens a round, really decoded in a chain
 
@@ -118,6 +118,7 @@ class Snapshot:
     at_s: float
     runs: tuple[RunRow, ...] = ()
     num_runs: int = 0  # that pass the filter, also those beyond the limit
+    num_others: int = 0  # of other kinds, where there is none to list
     num_live: int = 0
     numbers: Mapping[str, RunNumbers] = field(default_factory=dict)
     detail: RunDetail | None = None
@@ -127,13 +128,11 @@ class Snapshot:
     promised: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # host -> GPU (UUID or index) -> live run
     sampled: Mapping[str, Mapping[int, GpuSampleRow]] = field(
         default_factory=dict
-    )  # host -> index there -> newest of that GPU
+    )  # host -> index -> newest of that GPU
     live: tuple[RunRow, ...] = ()  # of every kind
     wishes: tuple[IntentRow, ...] = ()  # still open, of every run
     evidence: tuple[EvidenceRow, ...] = ()
-    plans: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # recipe/branch@host -> plan of what was tested
+    plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # recipe/branch@host -> of what was tested
     wanted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # likewise -> rungs that a launch wants passed
     is_followed: bool = True
     was_replaced: bool = False  # what is read took the place of what was read first
@@ -275,11 +274,11 @@ class Room:
         if ask.sort == "created":
             found = _live_first(reader, ask, found, is_cut=is_cut)
         num_runs = reader.count_runs(ask.where, kind=ask.kind) if is_cut else len(found)
+        num_others = 0 if found or ask.kind is None else reader.count_runs(ask.where, kind=None)
         first, count = ask.in_sight
         numbers = self._numbers_of(reader, found[max(0, first) : first + count])
-        return dataclasses.replace(
-            snapshot, runs=tuple(found), num_runs=num_runs, numbers={**snapshot.numbers, **numbers}
-        )
+        known = {**snapshot.numbers, **numbers}
+        return dataclasses.replace(snapshot, runs=tuple(found), num_runs=num_runs, num_others=num_others, numbers=known)
 
     def _numbers_of(self, reader: Reader, runs: Sequence[RunRow]) -> dict[str, RunNumbers]:
         """From memory where nothing was reported since; one query for the rest, a curve each."""

@@ -20,6 +20,7 @@ from textual.message import Message
 
 from orchestrator.actions.log_text import inert
 from tui.painted import Inked, Painted, cut, joined, segments
+from tui.pieces import wrapped
 from tui.wording import fit
 
 _UNDER_CURSOR = {"B": "Ⓑ"}  # a letter before a row, and the sign that says it and the cursor in one cell
@@ -221,7 +222,8 @@ class Table(Painted, can_focus=True):
             return segments([(" ", "faint"), *head], width, inks)
         row = y - 1 + self._above
         if row >= len(self._keys):
-            return segments([(f"   {self._empty}", "muted")] if not self._keys and y == 2 else (), width, inks)
+            told = wrapped(self._empty, width - 4, "muted") if not self._keys and y >= 2 else []
+            return segments([("   ", "muted"), *told[y - 2]] if 0 <= y - 2 < len(told) else (), width, inks)
         inks = inks.on("cursor_ground") if self._is_at(row) else inks
         cells, pieces = self._cells_of(row), [(self._before(row), inks["accent"])]
         room = width - 1

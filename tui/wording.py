@@ -16,6 +16,7 @@ from rich.cells import cell_len, set_cell_size
 
 from orchestrator.actions.history import MEMORY_REASONS
 from orchestrator.store.rows import RunRow, card_of
+from tui.outside import to_type
 
 GIB = 1024**3
 _REPAIR = re.compile(r"\s*;?\s*(?=\b(?:repair|or let draftyard do it): )")
@@ -87,7 +88,8 @@ def reason_words(reason: str) -> str:
 
 def told_and_repairs(text: str) -> list[str]:
     """What is told, then each repair that it names: a command to be copied stands on a line of its own."""
-    return [" ".join(part.split()) for part in _REPAIR.split(text)]
+    told, *repairs = [" ".join(part.split()) for part in _REPAIR.split(text)]
+    return [told, *map(to_type, repairs)]
 
 
 def state_word(name: str) -> str:

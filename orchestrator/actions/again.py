@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.actions.log_text import inert
@@ -35,6 +35,28 @@ def command_line(verb: str, words: Words, *more: str) -> str:
     line += ["--gpus", ",".join(words.gpus)] if words.gpus else []
     line += [word for key in sorted(words.env) for word in ("--env", key)]
     return shlex.join([inert(word) for word in [*line, *more]])
+
+
+def try_line(words: Words, setting: Mapping[str, str], changes: Sequence[Sequence[str]], *, newer: str) -> str:
+    """What climbs the rungs with the first suggestion: the setting, else the first of the changes, each the overrides of one.
+
+    Where --try would take the `newer` run's, that one is spelled out on top of the run's own `words`.
+    """
+    what = "it" if setting else "the first of these"
+    env = [name for name in words.env if name not in setting]  # what is typed would win over the suggestion
+    if not newer:  # --try takes the run's own overrides as well
+        rest = "; N for the Nth" if changes else ""
+        return f"{command_line('smoke', replace(words, overrides=(), env=env), '--try', '1')}    # the rungs with {what}{rest}"
+    if setting:
+        line = command_line("smoke", replace(words, env=[*env, *assigned(setting)]))
+    else:
+        line = command_line("smoke", replace(words, overrides=(*words.overrides, *changes[0])))
+    return f"{line}    # the rungs with {what}; --try takes those of run {newer}, a newer one"
+
+
+def assigned(setting: Mapping[str, str]) -> list[str]:
+    """As `--env` takes them."""
+    return [f"{name}={value}" for name, value in setting.items()]
 
 
 def no_such_gpu(word: str) -> str:

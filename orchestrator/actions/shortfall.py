@@ -52,6 +52,14 @@ def setting_of(pieces: str, launch: Mapping[str, Any]) -> dict[str, str]:
     return dict.fromkeys([name for name in NAMES if isinstance(had, list) and name in had] or NAMES[1:], DEFAULT)
 
 
+def pieces_told(setting: Mapping[str, str]) -> str:
+    """Of memory that was there, but in pieces: what to try first, and that it changes no plan. `setting`: as above."""
+    told = "it ran out of pieces that were large enough"
+    if not setting:
+        return f"{told}, and its segments grow already: the first thing to try, a few sizes in place of many, is no change of the plan"
+    return f"{told}; the first thing to try is a setting of the allocator, no change of the plan:"
+
+
 def allowed(facts: Mapping[str, Any], capacity_bytes: int | None, told: str) -> tuple[int | None, str]:
     """The card or the machine, or less where the process was allowed less: what fits must fit there."""
     limits = [facts.get(name) for name in ("allowed_bytes", "limit_bytes")]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from orchestrator.actions.again import Words, command_line
+from orchestrator.actions.again import Words, assigned, try_line
 from orchestrator.actions.plans import Fits, Planned
-from orchestrator.actions.shortfall import GROW_NAME, setting_of
+from orchestrator.actions.shortfall import GROW_NAME, pieces_told, setting_of
 from orchestrator.verbs.plan_page import advice, capacity_text, memory_items, plan_document, prepared_elsewhere, typed
 from orchestrator.verbs.table import heading, pairs, wrapped
 from orchestrator.verbs.words import gib, in_gib
@@ -99,33 +98,13 @@ def _beside(fits: Fits) -> str:
 
 def _pieces(setting: Mapping[str, str], *, width: int | None) -> list[str]:
     """Memory was there, but in pieces: what to try first changes no plan."""
-    told = "it ran out of pieces that were large enough"
-    if not setting:
-        more = "and its segments grow already: the first thing to try, a few sizes in place of many, is no change of the plan"
-        return wrapped(f"{told}, {more}", width)
-    first = "the first thing to try is a setting of the allocator, no change of the plan:"
-    return [*wrapped(f"{told}; {first}", width), f"1 {GROW_NAME}", *typed("--env", _assigned(setting), width)]
+    told = wrapped(pieces_told(setting), width)
+    return [*told, f"1 {GROW_NAME}", *typed("--env", assigned(setting), width)] if setting else told
 
 
 def _try_lines(found: Planned | None, words: Words, setting: Mapping[str, str], *, newer: str) -> list[str]:
-    """What climbs the rungs with the first suggestion: the setting, else the first change of the plan."""
-    switches = [] if found is None else list(found.switches)
-    what = "it" if setting else "the first of these"
-    rest = "; N for the Nth" if switches else ""
-    if not newer:  # which takes the run's own overrides as well
-        env = [name for name in words.env if name not in setting]  # what is typed would win over the suggestion
-        line = command_line("smoke", replace(words, overrides=(), env=env), "--try", "1")
-        return [f"{line}    # the rungs with {what}{rest}"]
-    if setting:
-        env = [*(name for name in words.env if name not in setting), *_assigned(setting)]
-        line = command_line("smoke", replace(words, env=env))
-    else:
-        line = command_line("smoke", replace(words, overrides=(*words.overrides, *switches[0].overrides)))
-    return [f"{line}    # the rungs with {what}; --try takes those of run {newer}, a newer one"]
-
-
-def _assigned(setting: Mapping[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in setting.items()]
+    changes = [] if found is None else [switch.overrides for switch in found.switches]
+    return [try_line(words, setting, changes, newer=newer)]
 
 
 def _exceeded_line(fits: Fits) -> list[str]:

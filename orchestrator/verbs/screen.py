@@ -51,6 +51,7 @@ def watch(
     code = screens.run(
         terminal.places.db, places=terminal.places, runs=selectors, screen=screen, ascii=is_ascii, readonly=readonly,
         once=once, document=terminal.document if terminal.wants_json else None, theme=theme, mouse=not no_mouse,
+        spell=terminal.spell,
     )  # fmt: skip
     raise click.exceptions.Exit(code)
 

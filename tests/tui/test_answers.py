@@ -80,16 +80,25 @@ def launched(
         Writer(yard.store, run_id).tell(steps(0, 20, 1, begin_s=NOW_S - 900, step_s=1.0, seed=1))
 
 
-def ran_out(places: Places, run_id: str, *, reason: str = "gpu_oom", **facts: float) -> None:
+def ran_out(
+    places: Places, run_id: str, *, reason: str = "gpu_oom", more: Mapping[str, Any] | None = None, **facts: float
+) -> None:
     yard = Yard(places.db)
     sizes = {f"{name}_bytes": int(size * GIB) for name, size in facts.items()}
     failure = FailureRow(
         run_id=run_id, attempt=1, kind=reason, message="CUDA out of memory", hint="", source="rank0", stage="forward",
-        step=21, traceback="", facts=sizes, at_s=NOW_S, is_first_cause=True,
+        step=21, traceback="", facts={**sizes, **(more or {})}, at_s=NOW_S, is_first_cause=True,
     )  # fmt: skip
     with yard.store:
         yard.store.replace_failures(run_id, 1, [failure])
         yard.state(run_id, State.FAILED, reason=reason, evidence="exit file: code 1")
+
+
+def in_pieces(places: Places, run_id: str, *, grows: bool = False) -> None:
+    """Memory was there, but in pieces."""
+    words = [] if grows else [{"word": "expandable_segments", "text": "set it"}]
+    facts = {"cause": "fragmentation", "remedies": [*words, {"word": "even_sizes", "text": "pad"}]}
+    ran_out(places, run_id, more=facts)
 
 
 def told(places: Places, run_id: str) -> tuple[RunDetail, RunRow]:
@@ -286,7 +295,7 @@ def test_a_run_that_ran_out_of_memory_says_what_would_fit(places: Places) -> Non
     assert made.largest is not None
     assert f"{made.largest.max_anchors:,} anchors × block 32" in text
     for switch in made.switches:
-        line = next(line for line in text.splitlines() if line.startswith(switch.name))
+        line = next(line for line in text.splitlines() if line.partition("  ")[2].startswith(switch.name))
         assert f"{switch.plan.driver_bytes / GIB:.1f} GiB" in line
         assert switch.overrides[0] in text
 
@@ -363,3 +372,53 @@ def test_a_bad_end_that_nothing_explains_shows_its_last_words(filled_yard: Path)
     assert "Last words" in text
     assert "Traceback" not in text
     assert "Nothing failed" not in text
+
+
+def test_the_allocators_setting_has_its_number_and_the_changes_those_behind_it(
+    places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`smoke --try 1` takes it, by the words of the page that `show --oom` prints."""
+    launched(places, "oom23456", "mine", "deep", capacity_gib=2, overrides=OVERRIDES)
+    in_pieces(places, "oom23456")
+    detail, _ = told(places, "oom23456")
+
+    text = text_of(failure_lines(detail, 100))
+    with pytest.raises(SystemExit):
+        cli.main(["show", "oom23456", "--oom", "--db", str(places.db)])
+    page = capsys.readouterr().out
+
+    first, second = (" ".join(line.split()) for line in text.splitlines() if line.startswith(("1 ", "2 ")))
+    assert first == "1 segments that grow"
+    assert f"\n{first}\n" in page
+    assert f"\n{' '.join(second.split()[:3])}" in page  # the first change of the plan
+    assert "--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+    said, told_there = (" ".join(part.split()) for part in (text, page))
+    for words in (
+        "it ran out of pieces that were large enough; the first thing to try is a setting of the allocator",
+        "draftyard smoke mine -b deep --host pve-a --try 1 # the rungs with it; N for the Nth",
+    ):
+        assert words in said
+        assert words in told_there
+
+
+def test_where_segments_grow_already_no_number_is_told_for_it(places: Places) -> None:
+    launched(places, "oom23456", "mine", "deep", capacity_gib=2, overrides=())
+    in_pieces(places, "oom23456", grows=True)
+
+    text = text_of(failure_lines(told(places, "oom23456")[0], 100))
+
+    assert "its segments grow already" in " ".join(text.split())
+    assert "--try" not in text
+
+
+def test_a_script_that_ran_out_of_pieces_has_the_setting_alone(places: Places) -> None:
+    yard = Yard(places.db)
+    with yard.store:
+        documents = {Document.SPEC: json.dumps({"entry": "script"}), Document.LAUNCH: json.dumps({})}
+        yard.run("own23456", "own/main", documents=documents)
+    in_pieces(places, "own23456")
+
+    text = text_of(failure_lines(told(places, "own23456")[0], 100))
+
+    assert "1  segments that grow" in text
+    assert "draftyard smoke own -b main --host pve-a --try 1" in " ".join(text.split())

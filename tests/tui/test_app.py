@@ -156,7 +156,7 @@ async def test_keys_are_answered_while_a_reading_waits_for_a_locked_database(yar
                 ("j", "▌R  qwen27b/ddtree"),
                 ("question_mark", "Filter, as in"),
                 ("escape", "⏎ open"),
-                ("enter", "1 overview"),
+                ("enter", "1:overview"),
             ):
                 await pilot.press(key)
                 await shown(app, pilot, words)

@@ -140,7 +140,7 @@ def test_a_first_paint_ends_with_the_bytes_that_show_a_run() -> None:
     with closing(ours), closing(theirs):
         began = time.perf_counter()
         watching = Watching(ours.fileno(), os.getpid(), deadline_s=0.2)
-        theirs.sendall(b"\x1b[2;1H draftyard  1 runs  2 hosts")
+        theirs.sendall(b"\x1b[2;1H draftyard  [1:runs] 2:hosts")
         with pytest.raises(TimeoutError, match="no run was painted"):
             watching.painted_run()
         waited = time.perf_counter()
@@ -156,7 +156,7 @@ def test_keys_that_lead_nowhere_measure_no_memory(monkeypatch: pytest.MonkeyPatc
 
     with answering(tmp_path, deaf_to=set()) as watching:
         monkeypatch.setattr(tui_program, "watching_as_installed", lambda _path: nullcontext(watching))
-        with pytest.raises(RuntimeError, match="did not lead to 1 overview, 2 hosts, compare 2 runs"):
+        with pytest.raises(RuntimeError, match="did not lead to 1:overview, 2:hosts, compare 2 runs"):
             memory(tmp_path, 0.0, nullcontext(), 1000, is_quick=True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,3 +122,28 @@ def test_the_verb_prints_the_screen_that_it_was_asked_for(filled_yard: Path) -> 
     assert (hosts.returncode, hosts.stderr) == (log.returncode, log.stderr) == (0, "")
     assert "GPU 5" in hosts.stdout
     assert json.loads(log.stdout)["log"]["run_id"] == LIVE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("runs", "screen"), [((LIVE, OOM), None), ((LIVE,), "spec"), ((), "runs"), ((), "hosts"), ((LIVE,), "log")]
+)
+def test_a_print_has_no_scroll_bar_and_says_what_it_leaves_out(
+    runs: tuple[str, ...], screen: str | None, yard_places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lone `▃` stood at the right edge of the plain text, and nothing said that most of the table was cut."""
+
+    def printed(lines: int) -> list[str]:
+        assert run(yard_places.db, places=yard_places, once=True, runs=runs, screen=screen, size=(100, lines)) == 0
+        return capsys.readouterr().out.splitlines()
+
+    cut, needed = printed(14), 14
+    if (found := re.search(r"^ (\d+) lines? more: LINES=(\d+) prints", cut[-1])) is not None:
+        needed = int(found[2])
+        whole = printed(needed)
+
+        assert int(found[1]) == needed - 14 > 0
+        assert "more: LINES=" not in "".join(whole)
+        assert cut[:-1] == whole[: len(cut) - 1]
+    assert (found is None) == (screen == "log")  # its end is what it shows, and its beginning a key away
+    assert [line for line in cut if re.search(r"[▁-█]$", line.rstrip()) and len(line.rstrip()) == 100] == []

@@ -27,7 +27,7 @@ def test_escape_alone_goes_back_and_a_key_that_begins_with_it_is_that_key(yard_c
         came_down = terminal.read_until("R qwen27b/ddtree  h7kq2mxd")
         seen = len(terminal.written)
         terminal.press("\x1b")
-        back = terminal.read_until("2 hosts", since=seen)
+        back = terminal.read_until("2:hosts", since=seen)
         terminal.press("q")
         terminal.end()
 

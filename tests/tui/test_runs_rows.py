@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow, State
-from tests.tui.golden import opened
+from tests.tui.golden import opened, press, shown
 from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import DONE, LIVE, OOM, STOPPED, UNREACHABLE
 from tui.app import Draftyard
@@ -173,7 +173,7 @@ def test_after_the_last_step_the_stage_tells_how_far_it_is(tmp_path: Path) -> No
             head = text_of(state_lines(read_detail(reader, reader.run(run), CurvesAsk()), NOW_S, 78, ascii_only=False))
 
     assert (before["state"], before["ends in"]) == ("evaluating", "–")
-    assert (after["state"], after["ends in"]) == ("evaluating", "25%")
+    assert (after["state"], after["ends in"]) == ("eval 25%", "–")
     assert "decoding" in head
     assert "4 of 16 prompts" in head
     assert "evaluating for 3m20s" in head
@@ -210,3 +210,43 @@ def test_the_age_of_a_run_is_counted_from_its_launch_whatever_attempt_runs(yard_
         run = dataclasses.replace(reader.run(LIVE), created_s=NOW_S - 3 * 86_400, started_s=NOW_S - 600, ended_s=None)
 
     assert cells_of(run, RunNumbers())["age"] == "3d"
+
+
+@pytest.mark.slow
+async def test_a_list_without_a_training_says_that_there_are_other_runs(
+    tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    """While the first smoke ran, `1 live` stood above `No runs yet`."""
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store:
+        yard.run("aaaawq7k", "smollm2/ce", kind="smoke")
+        yard.state("aaaawq7k", State.RUNNING)
+    app = open_app(yard.path)
+    async with opened(app) as pilot:
+        text = await shown(app, pilot, "1 live")
+        with yard.store:
+            yard.run("bbbbwq7k", "smollm2/ce", kind="export")
+        two = await shown(app, pilot, "2 runs of other kinds")
+        await press(app, pilot, "a")
+        await shown(app, pilot, "smoke smollm2/ce")
+
+    assert "No training yet; there is 1 run of another kind: a lists every kind" in text
+    assert "draftyard ls --kind all" in " ".join(two.split())
+    assert "No runs yet" not in text
+
+
+def test_a_share_of_a_stage_stands_beside_its_name_and_not_where_the_end_is_told(tmp_path: Path) -> None:
+    """`75%` below `ends in` was read as a part of the time."""
+    yard = Yard(tmp_path / "runs.db")
+    events = [
+        ("stage", 1.0, {"name": "loading"}),
+        ("progress", 2.0, {"what": "layers", "done": 3, "total": 4, "unit": "layers"}),
+    ]
+    with yard.store as store:
+        for run_id, stage in (("aaaawq7k", "loading"), ("bbbbwq7k", "evaluating")):
+            yard.run(run_id, "smollm2/ce")
+            yard.state(run_id, State.RUNNING)
+            Writer(store, run_id).tell([("stage", 1.0, {"name": stage}), *events[1:]])
+
+    assert (row_of(yard.path, "aaaawq7k")["state"], row_of(yard.path, "aaaawq7k")["ends in"]) == ("loading 75%", "–")
+    assert (row_of(yard.path, "bbbbwq7k")["state"], row_of(yard.path, "bbbbwq7k")["ends in"]) == ("eval 75%", "–")

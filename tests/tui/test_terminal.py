@@ -139,7 +139,7 @@ def test_resizes_that_come_in_bursts_are_laid_out_together(yard_copy: Path) -> N
         terminal.resize(100, 30)
         is_last = _has_keys_on_line(terminal, 30, since=seen)
         took_s = time.monotonic() - began_s
-        num_layouts = len(re.findall("draftyard  1 runs|is too small", plain(terminal.written[seen:])))
+        num_layouts = len(re.findall(r"draftyard  \[1:runs|is too small", plain(terminal.written[seen:])))
         terminal.press("q")
         terminal.end()
 
