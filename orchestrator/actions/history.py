@@ -119,6 +119,7 @@ class Comparison:
     metrics: list[Measured]
     throughput: list[Throughput]  # of every run that told its step times, against the first
     decoded: list[dict[str, Decoded]]  # of each run, by way of decoding: what its drafter is worth
+    unlike_losses: list[str]  # the keys by which their losses are other sums
 
 
 def count_others(places: Places, kind: str) -> int:
@@ -257,6 +258,7 @@ def compare(places: Places, selectors: Sequence[str]) -> Comparison:
         [_measured(name, [rows.get(name) for rows in measured]) for name in in_reading_order(names)],
         [throughput.explain(step, steps[0]) for step in steps[1:] if step is not None and steps[0] is not None],
         [decoded.get(run.id, {}) for run in runs],
+        unlike_losses(specs),
     )
 
 
@@ -284,6 +286,15 @@ def spec_differences(specs: Sequence[Mapping[str, Any]]) -> list[Difference]:
     keys = dict.fromkeys(key for spec in flat for key in spec)
     told = [Difference(key, [spec.get(key) for spec in flat]) for key in keys]
     return [item for item in told if any(value != item.values[0] for value in item.values)]
+
+
+def unlike_losses(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys by which runs weigh or sum their losses differently; what no run of them weighs by is none."""
+    decays = {(spec.get("loss") or {}).get("decay") for spec in specs}
+    idle = {"loss.chunk_tokens", "loss.hidden_gradient"}
+    idle |= set() if "exponential" in decays else {"loss.gamma"}
+    idle |= set() if "dpace" in decays else {"loss.dpace_alpha"}
+    return [item.key for item in spec_differences(specs) if item.key.startswith("loss.") and item.key not in idle]
 
 
 def evidence(places: Places, recipe: str | None = None) -> list[EvidenceRow]:

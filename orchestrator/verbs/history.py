@@ -20,8 +20,8 @@ from orchestrator.units import duration
 from orchestrator.verbs import listing
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.program import words_of_others
-from orchestrator.verbs.table import Cell, Column, heading, table
-from orchestrator.verbs.words import MEAN, ago, gib, metric, sparkline, state_cell
+from orchestrator.verbs.table import Cell, Column, heading, table, wrapped
+from orchestrator.verbs.words import MEAN, ago, gib, metric, sparkline, standing
 from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ else:
 
 KINDS = [*(str(kind) for kind in Kind), "all"]
 NAME = Column("metric", gives_way=True, least=12)  # a name may be hundreds of characters long
+_BY_LABEL = ("accuracy", "streak", "acceptance_length")  # what counts as right there is the label's business
 MOST_SKETCHES = 200  # a run may have thousands of metrics; a sketch is three queries
 
 
@@ -189,16 +190,25 @@ def compare(terminal: Terminal, selectors: tuple[str, ...]) -> None:
     if terminal.wants_json:
         terminal.document(**vars(found))
         return
+    _say_if_doubled(terminal, found.runs)
     terminal.lines(_run_heads(found.runs))
     terminal.lines(["", *_differences(found, width=terminal.width)])
     columns = [NAME, *(Column(run.id, is_number=True) for run in found.runs)]
     worth = measured.worth(found.decoded, [run.id for run in found.runs], width=terminal.width)
     terminal.lines(["", *worth] if worth else [])
-    finals = [[item.name, *(metric(item.name, value) for value in item.finals)] for item in found.metrics]
-    terminal.lines(["", heading(f"Metrics, the {MEAN} of each run"), *table(columns, finals, width=terminal.width)])
-    bests = [_best(item) for item in found.metrics]
-    terminal.lines(["", heading("Smallest … largest"), *table(columns, bests, width=terminal.width)])
     told = measured.speeds(found.throughput, width=terminal.width)
+    has_speeds = bool(told) and len(found.throughput) + 1 == len(found.runs)  # of a speed one number is enough
+    shown = [item for item in found.metrics if item.name != "block_tokens_per_s" or not has_speeds]
+    names = [item.name + "*" * _is_unlike(item.name, found.unlike_losses) for item in shown]
+    finals = [
+        [name, *(metric(item.name, value) for value in item.finals)] for name, item in zip(names, shown, strict=True)
+    ]
+    terminal.lines(["", heading(f"Metrics, the {MEAN} of each run"), *table(columns, finals, width=terminal.width)])
+    if any(name.endswith("*") for name in names):
+        note = f"* made differently ({', '.join(found.unlike_losses)}): not to be held against one another"
+        terminal.lines(wrapped(note, terminal.width))
+    bests = [[name, *_spans(item)] for name, item in zip(names, shown, strict=True)]
+    terminal.lines(["", heading("Smallest … largest"), *table(columns, bests, width=terminal.width)])
     terminal.lines(["", *told] if told else [])
 
 
@@ -211,6 +221,7 @@ def diff(terminal: Terminal, left: str, right: str) -> None:
     if terminal.wants_json:
         terminal.document(runs=[run.id for run in found.runs], differences=found.differences)
         return
+    _say_if_doubled(terminal, found.runs)
     terminal.lines(_run_heads(found.runs))
     terminal.lines(["", *_differences(found, width=terminal.width)])
 
@@ -303,7 +314,20 @@ def _evidence(row: EvidenceRow) -> list[str | Cell]:
 
 
 def _run_heads(runs: list[RunRow]) -> list[str]:
-    return [f"{run.id}  {run.recipe} {run.branch} on {run.host}: {state_cell(run).text}" for run in runs]
+    return [f"{run.id}  {run.recipe} {run.branch} on {run.host}: {standing(run)}" for run in runs]
+
+
+def _say_if_doubled(terminal: Terminal, runs: Sequence[RunRow]) -> None:
+    ids = [run.id for run in runs]
+    for run_id in sorted({run_id for run_id in ids if ids.count(run_id) > 1}):
+        terminal.say(f"note: run {run_id} stands beside itself")
+
+
+def _is_unlike(name: str, keys: Sequence[str]) -> bool:
+    """Whether a metric is another sum where losses are told so: of other terms the total alone, of other labels all."""
+    if not keys or (name.startswith("loss_") and all(key.startswith("loss.terms.") for key in keys)):
+        return False
+    return name == "loss" or name.startswith("loss_") or ("loss.label" in keys and name in _BY_LABEL)
 
 
 def _differences(found: Comparison, *, width: int | None) -> list[str]:
@@ -314,12 +338,9 @@ def _differences(found: Comparison, *, width: int | None) -> list[str]:
     return [heading("Told differently"), *table(columns, rows, width=width)]
 
 
-def _best(item: Measured) -> list[str]:
+def _spans(item: Measured) -> list[str]:
     spans = zip(item.minima, item.maxima, strict=True)
-    return [
-        item.name,
-        *(f"{metric(item.name, low)} … {metric(item.name, high)}" if low is not None else "-" for low, high in spans),
-    ]
+    return [f"{metric(item.name, low)} … {metric(item.name, high)}" if low is not None else "-" for low, high in spans]
 
 
 def _shown(key: str, value: Any) -> str:

@@ -18,8 +18,10 @@ from orchestrator.store.rows import IMPORTED, FailureRow, NodeRow, Reason, RunRo
 from orchestrator.units import duration, spoken
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
-from orchestrator.verbs.table import Column, heading, pairs, table
-from orchestrator.verbs.words import MEAN, ago, clock, gib, grace_left, metric, number, state_cell
+from orchestrator.verbs.table import Column, heading, pairs, table, wrapped
+from orchestrator.verbs.words import MEAN, ago, clock, gib, grace_left, metric, number, standing
+
+_TRAINED = "acceptance_length: in training, where every draft follows the text's own tokens; decoded is below"
 
 
 def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = False) -> list[str]:
@@ -27,7 +29,7 @@ def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = Fa
     head = _head(page.run)
     if only_failure:
         told = [line for failure in page.failures for line in _failure(failure, is_whole=True)]
-        return [*head, "", *(told or ["no failure is recorded for this run"])]
+        return [*head, "", *(told or [_no_failure(page.run)])]
     sections = [
         _standing(page, now_s),
         _failures(page),
@@ -44,6 +46,12 @@ def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = Fa
     return [*head, *(line for section in sections if section for line in ["", *section])]
 
 
+def _no_failure(run: RunRow) -> str:
+    """A job that never began has none; why it did not is the run's."""
+    why = f"; it has failed: {inert(run.evidence or '-')}" if run.state is State.FAILED else ""
+    return f"no failure is recorded for this run{why}"
+
+
 def _head(run: RunRow) -> list[str]:
     title = heading(f"{run.id}  {run.recipe}, branch {run.branch}, on {' and '.join(run.hosts)}")
     return [title, *([inert(run.why)] if run.why else [])]
@@ -51,11 +59,12 @@ def _head(run: RunRow) -> list[str]:
 
 def _standing(page: RunPage, now_s: float) -> list[str]:
     run = page.run
-    step = "" if run.step is None else f", step {run.step}" + (f" of {run.num_steps}" if run.num_steps else "")
-    items = [
-        ("state", state_cell(run).text + step + (f", {run.stage}" if run.stage and not run.state.is_final else ""))
-    ]
+    items = [("state", standing(run) + (f", {run.stage}" if run.stage and not run.state.is_final else ""))]
     items.append(("because", run.evidence or "-"))
+    if run.removed_s is not None:
+        items.append(("in the bin", f"since {clock(run.removed_s)}; no list shows it"))
+    if run.last_event_s is not None and not run.state.is_final:
+        items.append(("newest word", ago(run.last_event_s, now_s)))
     if run.unreachable_since_s is not None and not run.state.is_final:
         since = f"since {clock(run.unreachable_since_s)}; the run itself may well go on"
         items.append(("unreachable", f"{since}; gone for good: draftyard mark {run.id} lost WHY"))
@@ -154,7 +163,7 @@ def _metrics(page: RunPage, width: int) -> list[str]:
         Column("metric", gives_way=True, least=12),
         *(Column(name, is_number=True) for name in (MEAN, "last", "min", "max", "at step")),
     ]
-    shown = page.series[:14]
+    shown = [row for row in page.series if row.name != "block_tokens_per_s" or page.throughput is None][:14]
     rows: list[list[str]] = [
         [
             row.name,
@@ -169,7 +178,8 @@ def _metrics(page: RunPage, width: int) -> list[str]:
     nans = [f"{row.name}: {row.num_nan} of {row.num_values} values are nan" for row in page.series if row.num_nan]
     more = len(page.series) - len(shown)
     rest = [f"{more} more: draftyard metrics {page.run.id}"] if more else []
-    return [heading("Metrics"), *table(columns, rows, width=width), *nans, *rest]
+    beware = wrapped(_TRAINED, width) if any(row.name == "acceptance_length" for row in shown) else []
+    return [heading("Metrics"), *table(columns, rows, width=width), *nans, *beware, *rest]
 
 
 def _no_speed(page: RunPage) -> list[str]:
@@ -233,7 +243,9 @@ def _place(run: RunRow) -> str:
 def next_steps(page: RunPage) -> list[str]:
     """What a person may type now, as lines of their own."""
     run = page.run
-    if run.host == IMPORTED:
+    if run.removed_s is not None:
+        commands = [f"draftyard restore {run.id}    # out of the bin", f"draftyard logs {run.id}"]
+    elif run.host == IMPORTED:
         commands = _of_imported(page)
     elif not run.state.is_final:
         commands = [f"draftyard logs {run.id} -f", f"draftyard watch {run.id}", f"draftyard stop {run.id}"]
@@ -241,7 +253,7 @@ def next_steps(page: RunPage) -> list[str]:
         named = " loss" if any(row.name == "loss" for row in page.series) else ""
         metrics = [f"draftyard metrics {run.id}{named}"] if page.series else []
         commands = [f"draftyard watch {run.id}", f"draftyard show {run.id}    # this page"]
-        commands += [*metrics, f"draftyard logs {run.id}"]
+        commands += [*metrics, f"draftyard logs {run.id}", *_comparing(page)]
         if page.checkpoints and page.spec.get("entry") == "dflash":  # a script's checkpoints are its own business
             commands += [f"draftyard evaluate {run.id}", f"draftyard export {run.id}"]
         commands += [f"draftyard pull {run.id}    # its newest checkpoint, verified"] if page.checkpoints else []
@@ -262,6 +274,12 @@ def next_steps(page: RunPage) -> list[str]:
             commands += [shlex.join(["draftyard", "doctor", inert(host), "--fix"]) for host in run.hosts]
         commands += _anew(page)
     return [heading("Next"), *(f"  {command}" for command in commands)]
+
+
+def _comparing(page: RunPage) -> list[str]:
+    """With the run that its speed is held against: the newest earlier success of its recipe, where there is one."""
+    there = None if page.throughput is None else page.throughput.there
+    return [] if there is None else [f"draftyard compare {page.run.id} {there.run_id}"]
 
 
 def _of_imported(page: RunPage) -> list[str]:

@@ -112,6 +112,12 @@ STATE_COLOURS = {
 }
 
 
+def standing(run: RunRow) -> str:
+    """`running, step 330 of 700`: without how far it is, a number of a run says little."""
+    step = "" if run.step is None else f", step {run.step}" + (f" of {run.num_steps}" if run.num_steps else "")
+    return state_cell(run).text + step
+
+
 def state_cell(run: RunRow) -> Cell:
     """The state with its reason; "unreachable" stands beside a live one, never instead of it."""
     word = str(run.state).replace("_", " ")

@@ -110,6 +110,56 @@ def test_the_page_of_a_trained_run_tells_what_it_is_worth(places: Places) -> Non
     assert "draftyard evaluate kxxxaaaa" in text
 
 
+def test_each_acceptance_on_a_page_says_what_it_is(places: Places) -> None:
+    run_id = _trained(places)
+    with Store(places.db) as store:
+        store.ingest(batch(steps(500, 501, acceptance_length=1.7), run_id=run_id, writer="rank1"))
+
+    text = " ".join(_text(places, run_id).split())
+
+    assert "acceptance_length: in training, where every draft follows the text's own tokens; decoded is below" in text
+
+
+def test_a_run_in_the_bin_says_so_and_how_it_comes_out(places: Places) -> None:
+    run_id = _trained(places)
+    with Store(places.db) as store:
+        store.remove(run_id)
+
+    text = _text(places, run_id)
+
+    assert re.search(r"^in the bin +since .*; no list shows it", text, re.M)
+    assert f"draftyard restore {run_id}" in text
+    assert "draftyard ls" not in text
+
+
+def test_a_live_run_says_how_old_its_newest_word_is(places: Places) -> None:
+    with Store(places.db) as store:
+        started(store, "kliveaaa")
+        store.ingest(batch(steps(1, 3), run_id="kliveaaa"))
+        store.set_state("kliveaaa", State.RUNNING, evidence="its first event is here")
+
+    assert re.search(r"^newest word +.*ago$", _text(places, "kliveaaa"), re.M)
+
+
+def test_what_never_began_says_why_where_its_failure_is_asked_for(places: Places) -> None:
+    with Store(places.db) as store:
+        store.create_run(new_run("kneveraa"))
+        store.set_state("kneveraa", State.FAILED, evidence="never started: host local has no GPU 0")
+
+    text = _text(places, "kneveraa", only_failure=True)
+
+    assert "no failure is recorded for this run; it has failed: never started: host local has no GPU 0" in text
+
+
+def test_a_trained_run_leads_to_the_one_it_can_be_compared_with(places: Places) -> None:
+    with Store(places.db) as store:
+        started(store, "kolderaa")
+        store.ingest(batch(steps(1, 9, block_tokens_per_s=900.0, step_s=0.4), run_id="kolderaa"))
+        store.set_state("kolderaa", State.SUCCEEDED, evidence="x")
+
+    assert "draftyard compare kxxxaaaa kolderaa" in _text(places, _trained(places))
+
+
 @pytest.mark.parametrize("word", ["replayed", "followed"])  # what older rows say
 def test_a_way_that_was_replayed_and_not_decoded_is_called_that_within_80_columns(places: Places, word: str) -> None:
     run_id = _trained(places)
@@ -421,7 +471,7 @@ def test_a_script_without_step_times_has_the_time_left_that_its_steps_took(place
 
     left += [seen.numbers["knevstep"].eta_s, seen.detail.pace.eta_s, history.show(places, "knevstep").time_left_s]
     assert left == [pytest.approx(90.0)] * 5
-    assert "time left  about 1 min 30 s" in _text(places, "knevstep")
+    assert "time left about 1 min 30 s" in " ".join(_text(places, "knevstep").split())
 
 
 def test_what_an_ended_attempt_was_at_ends_with_it(places: Places) -> None:
