@@ -223,8 +223,9 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
     kind = (kept.get("sizes") or {}).get("is_hopper")
     room = Card(room_bytes, str(kept["device"]), kind)
     planned = _planned(spec, room, told, reserve_bytes=beyond_bytes, is_begun=stage in PAST_THE_PASS)
+    time = _asked(places, lambda reader: step_time(reader, spec, planned.plan, host=ended.run.host), silent)
     return Fits(
-        planned,
+        dataclasses.replace(planned, time=time or bound(spec, planned.plan)),
         beyond_bytes,
         "",
         exceeded(ended.failures, kept),

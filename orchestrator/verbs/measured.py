@@ -178,15 +178,15 @@ def _speed_row(step: MeanStep, timed: Sequence[str]) -> list[str]:
 
 
 def fact(name: str, value: Any) -> str:
-    """A value of an event as text: units by the end of its name, lists joined."""
+    """A value of an event as text: units by the end of its name, lists joined; a process's number is no count."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        return metric(name, value)
+        return str(value) if name.split("_")[-1] == "pid" else metric(name, value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {fact(str(key), item)}" for key, item in value.items())
+        return ", ".join(f"{spoken(str(key))} {fact(str(key), item)}" for key, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(fact(name, item) for item in value)
     return str(value)

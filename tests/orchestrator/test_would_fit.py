@@ -20,10 +20,11 @@ from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
 from orchestrator.verbs.fits_page import fits_document, fits_lines
+from orchestrator.verbs.page import run_page
 from remote.allocator import DEFAULT, NAMES
 from remote.plan import plan
 from remote.spec import DFlashSpec, dump
-from tests.orchestrator.runs import new_run
+from tests.orchestrator.runs import batch, new_run, steps
 
 GIB = 2**30
 RUN = "oom2345x"
@@ -105,6 +106,67 @@ def test_what_lies_idle_in_the_allocator_is_no_need_and_the_card_stays_the_card(
     assert body["planned"]["plan"]["capacity_bytes"] == CARD
     assert "target pass" not in page, "it fits this card"
     assert "What would fit" not in page
+
+
+def test_the_page_and_the_document_tell_everything_that_is_known_of_it(places: Places) -> None:
+    facts = {
+        "tensors": [{"name": "logits_MV", "shape": [24_576, 248_320], "dtype": "bfloat16", "function": "loss"}],
+        "memory_held": [{"frame": "/w/loss.py:70 loss", "bytes": 3 * GIB, "num_blocks": 2}],
+        "memory_held_bytes": 72 * GIB,
+    }
+    message = text(asked=2, own=74.47, allocated=72, idle=0.4, more=" Process 4242 has 20.00 GiB memory in use.")
+    shown = ran(places, message, facts=facts)
+    fits = would_fit(places, shown)
+    assert fits is not None
+    words = Words("qwen3.6-27b", "ddtree", ("gpu",))
+    lines = [*run_page(shown, width=100, now_s=2.0, only_failure=True), *fits_lines(fits, words, width=100)]
+    page = [click.unstyle(line) for line in lines]
+
+    def row(name: str) -> str:
+        return next((" ".join(line.removeprefix(name).split()) for line in page if line.startswith(f"{name} ")), "")
+
+    assert "Failure: gpu_oom" in page, "class"
+    assert (row("requested"), row("total"), row("free"), row("own use")) == (
+        "2.00 GiB",
+        "94.97 GiB",
+        "0.50 GiB",
+        "74.47 GiB",
+    )
+    assert row("where") == "stage forward, step 1, train.py:200, attempt 1", "frame, stage and step"
+    assert row("shapes") == "logits_MV 24,576 x 248,320 bfloat16"
+    assert row("held") == "3.00 GiB in 2 tensors, /w/loss.py:70 loss", "live memory by frame"
+    assert row("other processes") == "pid 4242, used 20.00 GiB"
+    assert (row("shortage"), row("cause")) == ("other_process", "other_process")
+    told = flat("\n".join(page))
+    assert "exceeded: forward was planned with 48.89 GiB allocated, 16.75 GiB of it activations kept" in told
+    assert "it needed 74.00 GiB" in told
+    (head,) = [line for line in page if line.startswith("change ")]
+    assert " ".join(head.split()) == "change must fit GiB saves GiB s a step, least result", "predicted peak and time"
+    (first,) = [line for line in page if line.startswith("1 ")]
+    body = fits_document(fits)
+    offer = body["planned"]["switches"][0]
+    assert first.split()[-4:] == [
+        f"{offer['driver_bytes'] / GIB:.2f}",
+        f"{offer['saved_bytes'] / GIB:.2f}",
+        f"{offer['step_s']:.3g}",
+        "same",
+    ]
+    assert any(line.startswith("draftyard smoke ") and "--try 1" in line for line in page)
+    assert body["planned"]["time"]["is_measured"] is False
+
+
+def test_the_time_of_a_change_is_that_of_the_runs_own_steps_where_it_took_some(places: Places) -> None:
+    ran(places, SHORT)
+    with Store(places.db) as store:
+        store.keep_document(RUN, Document.FINGERPRINT, json.dumps({"gpu": "NVIDIA H200 150754820096 bytes"}))
+        store.ingest(batch(steps(1, 3, step_s=2.0, block_tokens_per_s=100.0), run_id=RUN))
+
+    fits = would_fit(places, history.show(places, RUN))
+
+    assert fits is not None
+    body = fits_document(fits)["planned"]
+    assert (body["time"]["step_s"], body["time"]["source"]) == (pytest.approx(2.0), f"run {RUN} on local, NVIDIA H200")
+    assert body["switches"][0]["step_s"] == pytest.approx(2.0 * body["switches"][0]["work_factor"])
 
 
 def test_of_pieces_the_allocators_setting_is_the_first_suggestion_and_try_takes_it(places: Places) -> None:
