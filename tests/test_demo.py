@@ -214,6 +214,7 @@ def test_a_second_demo_starts_in_seconds_and_ctrl_c_leaves_its_run_going(
     assert "every file was there already" in printed
     assert exit_code != 0
     assert "Traceback" not in printed
+    assert "***" not in printed  # what make says of an error
     assert f"draftyard wait {run_id}" in printed
     assert page["run"]["state"] == "running"
 

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -239,6 +240,65 @@ def test_what_tests_start_under_nohup_or_behind_an_ampersand_hears_its_signals_a
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+STOPS_AT = """#!/usr/bin/env python3
+import os, signal, sys, time
+if sys.argv[1] != {verb!r}:
+    sys.exit(0)
+try:
+    print("under way", flush=True)
+    time.sleep({waits_s})
+    sys.exit({ends})
+except KeyboardInterrupt:
+    print("the run goes on", flush=True)
+    sys.exit(130)
+"""  # as draftyard ends: by itself, or by a Ctrl-C that it has answered
+
+
+@pytest.mark.parametrize("verb", ["deploy", "smoke", "launch"])
+def test_ctrl_c_of_the_demo_leaves_no_line_that_reads_as_an_error(tmp_path: Path, verb: str) -> None:
+    venv = tmp_path / "venv"
+    _demo_ready(venv, STOPS_AT.format(verb=verb, waits_s=60, ends=0))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", f"VENV={venv}", "demo"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline() == "under way\n"
+
+        os.killpg(demo.pid, signal.SIGINT)  # a key goes to make, its shell and the program
+        out, err = demo.communicate(timeout=60)
+
+    assert out == "the run goes on\n"
+    assert err == ""
+    assert demo.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("verb", ["deploy", "smoke", "launch"])
+def test_a_demo_that_fails_is_a_failure(tmp_path: Path, verb: str) -> None:
+    venv = tmp_path / "venv"
+    _demo_ready(venv, STOPS_AT.format(verb=verb, waits_s=0, ends=10))
+
+    done = make(f"VENV={venv}", "demo")
+
+    assert done.returncode == 2
+    assert "Error 10" in done.stderr
+
+
+def _demo_ready(venv: Path, draftyard: str) -> None:
+    """A venv that is set up, with this in place of the program."""
+    stand_in(venv / "bin" / "draftyard", draftyard)
+    stand_in(venv / "bin" / "python", "#!/bin/sh\n")
+    for mark in ("pip.ready", "demo.ready"):
+        (venv / mark).touch()
 
 
 def on_a_terminal(*words: str) -> str:
