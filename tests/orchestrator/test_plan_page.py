@@ -247,6 +247,19 @@ def test_the_range_that_was_checked_is_printed_and_what_leaves_it_marked(places:
     assert "context tokens     256  64 to 512" in outside
 
 
+@pytest.mark.parametrize("word", ["smollm2", "qwen3.6-27b"])
+def test_whatever_is_not_modelled_is_listed_at_the_end_of_the_page_and_in_the_document(
+    places: Places, word: str
+) -> None:
+    found = plan_memory(places, word)
+    page = _page(places, word)
+
+    left_out = page[page.index("Not in the plan") + 1 :]
+    assert [line.strip() for line in left_out] == list(found.plan.not_modelled)
+    assert len(left_out) >= 4
+    assert list(plan_document(found)["plan"]["not_modelled"]) == list(found.plan.not_modelled)
+
+
 def test_where_nothing_fits_the_page_says_so(places: Places) -> None:
     page = _page(places, "qwen3.6-27b", capacity_bytes=10 * GIB)
 

@@ -15,7 +15,7 @@ from orchestrator.actions.plans import plan_body, plan_memory
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
-from orchestrator.verbs.measured import memory
+from orchestrator.verbs.measured import ladder, memory
 from orchestrator.verbs.plan_page import plan_document, plan_page
 from remote.plan import Plan, plan
 from remote.spec import DFlashSpec, dump
@@ -256,5 +256,10 @@ def test_a_rungs_page_says_what_a_training_holds_beside_it(places: Places) -> No
         store.ingest(batch([told], run_id="kaaaaaaa", writer="rung"))
 
     lines = memory(history.show(places, "kaaaaaaa"), 100)
+    whole = "\n".join(ladder(history.show(places, "kaaaaaaa"), 100))
 
+    load = plan(spec, device="cpu", rung="fwd_bwd").stage("load").allocated_bytes / GIB
+    (row,) = [line.split() for line in click.unstyle("\n".join(lines)).splitlines() if line.startswith("load ")]
+    assert row[:5] == ["load", "host", f"{load:.2f}", "1.00", f"+{1 - load:.2f}"], "plan against measured"
+    assert whole.endswith("\n".join(lines)), "below the rungs"
     assert any("a training also holds transformers and the tokenizer" in line for line in lines)
