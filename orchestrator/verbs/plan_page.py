@@ -136,7 +136,8 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
     items.append(("  peak", _peak(made, peak, places)))
     if made.unexplained_bytes:
         more = in_gib(made.unexplained_bytes, places=places)
-        took = f"{more} GiB that {_runs(found)} took in {made.peak.name}"
+        most = " at most" if made.peak.num_measured > 1 else ""
+        took = f"{more} GiB that {_runs(found)} took{most} in {made.peak.name}"
         items.append(("  + unexplained", f"{took} and no line of the plan explains"))
     if made.slack_bytes:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate{_seen_reserved(made)}"))

@@ -112,7 +112,7 @@ def test_smoke_runs_and_trainings_are_counted_each_by_its_name(places: Places) -
     assert "  + unexplained  0.293 GiB that 1 training took in step and no line of the plan explains" in alone
     told = "2 smoke runs and 1 training"
     assert any(f"+0.293 GiB off at most, in step, by {told} of this shape; the newest " in line for line in page)
-    assert f"  + unexplained  0.293 GiB that {told} took in step and no line of the plan explains" in page
+    assert f"  + unexplained  0.293 GiB that {told} took at most in step and no line of the plan explains" in page
     body = plan_document(plan_memory(places, "smollm2"))
     assert (body["num_smoke_runs"], body["num_trainings"]) == (2, 1)
 
