@@ -33,7 +33,9 @@ from tui.snapshot import Room
 __all__ = ["receiver"]  # a fixture
 pytestmark = pytest.mark.slow  # real servers, real jobs
 
-PASSWORD = "a'9$ü@\\"  # Python, JSON and addresses each spell it in a way of their own
+# Python, JSON and addresses each spell it in a way of their own. No other process that runs tests has the same: its jobs
+# would be taken for ours by whoever looks at every process.
+PASSWORD = f"a'9$ü@\\{secrets.token_hex(4)}"
 # Prints, reports and fails with the secrets in it, as libraries do that tell of a refused request.
 CRASH = """\
 import os, sys, time
