@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from typing import Any
 
 from textual import events
 from textual.widgets import Input
 
 from orchestrator.actions.log_text import inert
 from orchestrator.errors import UsageError
+from tui.wording import MOST_SHOWN, short
+
+MOST_LETTERS = 4000  # of a line; each key behind 100,000 letters took seconds
 
 
 class Field(Input):
@@ -29,9 +33,17 @@ class Field(Input):
             await self.run_action(binding.action)
             return
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(max_length=MOST_LETTERS, **settings)
+
     def _on_paste(self, event: events.Paste) -> None:
-        """Comes before Textual's own handler, which inserts the text."""
-        event.text = inert(event.text)
+        """Comes before Textual's own handler, which inserts the text. Half of a paste is nothing that anybody has meant."""
+        event.text = inert(event.text.encode("utf-8", "replace").decode())
+        if len(self.value) + len(event.text) > MOST_LETTERS:
+            event.stop()
+            event.prevent_default()
+            told = f"One line takes {MOST_LETTERS:,} letters at most; nothing was pasted."
+            self.app.notify(told, severity="warning", timeout=6)
 
 
 def typed(words: Iterable[str]) -> str:
@@ -44,4 +56,6 @@ def words_of(line: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(line))
     except ValueError:
-        raise UsageError(f"a quote is open in {line}; close it, or write a backslash before the sign itself") from None
+        raise UsageError(
+            f"a quote is open in {short(line, MOST_SHOWN)}; close it, or write a backslash before the sign itself"
+        ) from None

@@ -197,7 +197,7 @@ class LaunchScreen(HomeScreen):
         def draw(index: int) -> list[list[Piece]]:
             offer = found[index]
             fault: list[Piece] = [("  cannot be read", "bad")] if offer.fault else []
-            return [[(offer.recipe, "strong"), ("/", "faint"), (offer.branch, "text"), *fault]]
+            return [[(offer.recipe, "strong"), ("/" if offer.branch else "", "faint"), (offer.branch, "text"), *fault]]
 
         self._table.set_rows([offer.key for offer in found], draw, empty="No recipe was found.")
         if aim is not None and self._is_turning:  # nobody has chosen another meanwhile

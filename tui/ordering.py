@@ -17,7 +17,7 @@ from orchestrator.errors import DraftyardError, GateRefused, RunNotFound
 from orchestrator.lazy import loaded
 from orchestrator.store.rows import Document, RunRow
 from orchestrator.units import counted
-from tui.wording import gib
+from tui.wording import gib, long_words_cut
 
 # What an action may answer instead: a refusal, a database that is busy, a fault of this machine.
 TROUBLE = (DraftyardError, OSError)
@@ -148,11 +148,11 @@ def planned(places: Places, wish: Wish) -> Planned:
         if wish.gpus:
             actions("plans").check_gpus(places, wish.host, wish.gpus)
     except DraftyardError as error:
-        return Planned({}, fault=str(error).splitlines()[0])
+        return Planned({}, fault=_line(error))
     try:
         made = _plan(places, wish)
     except DraftyardError as error:  # a script of the user's own has no plan
-        return Planned({}, note=str(error).splitlines()[0])
+        return Planned({}, note=_line(error))
     return advised(made)
 
 
@@ -234,8 +234,13 @@ def processes(number: int) -> str:
 
 def refusal(error: Exception) -> str:
     """One line for a toast; the gate's repair command included."""
-    text = str(error).splitlines() or [type(error).__name__]
-    return f"{text[0]}; {text[-1].strip()}" if isinstance(error, GateRefused) else text[0]
+    last = str(error).splitlines()[-1:]
+    return f"{_line(error)}; {last[0].strip()}" if isinstance(error, GateRefused) and last else _line(error)
+
+
+def _line(error: Exception) -> str:
+    """What is wrong, in one line, no word of it a screen long."""
+    return long_words_cut((str(error).splitlines() or [type(error).__name__])[0])
 
 
 def told_again(places: Places, run_id: str) -> Wish | None:

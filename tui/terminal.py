@@ -79,7 +79,7 @@ class Terminal(LinuxDriver):
             self.send_message(events.Resize(size, size))
 
     def run_input_thread(self) -> None:
-        parser, decode = XTermParser(self._debug), getincrementaldecoder("utf-8")().decode
+        parser, decode = XTermParser(self._debug), getincrementaldecoder("utf-8")("replace").decode
         escape_s = constants.ESCAPE_DELAY
         with selectors.SelectSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)

@@ -21,6 +21,8 @@ from tui.outside import to_type
 GIB = 1024**3
 _REPAIR = re.compile(r"\s*;?\s*(?=\b(?:repair|or let draftyard do it): )")
 
+_LONG_WORD = re.compile(r"[^\s=:'\"]{121,}")
+
 # State -> letter and meaning. The letter alone must do: colour only helps.
 STATES: dict[str, tuple[str, str]] = {
     "pending": ("P", "muted"),
@@ -43,6 +45,19 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
         return set_cell_size(text, width - 1) + "…" if width > 0 else ""
     padding = " " * (width - size)
     return padding + text if right else text + padding
+
+
+MOST_SHOWN = 120  # letters of a word; more fill a screen and say nothing
+
+
+def short(text: str, most: int) -> str:
+    """The text, or its beginning and how long it is."""
+    return text if len(text) <= most else f"{text[: most // 2]}… ({len(text):,} letters)"
+
+
+def long_words_cut(text: str) -> str:
+    """The text with every word that would fill a screen told by its beginning and its length; what `=` joins are words."""
+    return _LONG_WORD.sub(lambda word: short(word[0], MOST_SHOWN), text)
 
 
 def plain(text: str) -> str:

@@ -36,6 +36,22 @@ def test_escape_alone_goes_back_and_a_key_that_begins_with_it_is_that_key(yard_c
 
 
 @pytest.mark.slow
+def test_bytes_that_are_no_text_make_no_screen_deaf(yard_copy: Path) -> None:
+    """Of a terminal in another encoding, or a file pasted: the thread that reads keys ended, and no key came any more."""
+    with watching(yard_copy, "--readonly") as terminal:
+        assert terminal.read_until("▌R")
+        os.write(terminal.leader, b"\xff\xfe\xc3(\xe9\x1b[200~\x80\xff\x1b[201~")
+        terminal.drain(0.5)
+        terminal.press("4")
+        hears = terminal.read_until("overrides", timeout_s=20.0)
+        terminal.press("q")
+        code = terminal.end() if hears else None
+
+    assert hears
+    assert code == 0
+
+
+@pytest.mark.slow
 def test_who_sets_escdelay_waits_that_long(yard_copy: Path) -> None:
     """As for programs of curses: a slow line may need it, and then an arrow that comes in two parts is still an arrow."""
     long_ms = 60_000
