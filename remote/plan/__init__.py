@@ -17,7 +17,7 @@ from remote.plan.kernels import assumptions
 from remote.plan.memory import Component
 from remote.plan.moments import stage_components
 from remote.plan.sizes import Sizes, compute_dtype, holds_target, sizes
-from remote.plan.target import OUTBOX, pass_components
+from remote.plan.target import OUTBOX, conversion_bytes, pass_components
 from remote.plan.time import CEILING_FLOP_PER_S, Work, work
 from remote.spec import DFlashSpec
 
@@ -243,6 +243,11 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
         size = _must_fit(made.allocated_bytes, spec, at) / 2**30 if made is not None else 0.0
         found.append(
             f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB, an estimate"
+        )
+    if converted := conversion_bytes(spec):
+        size = converted / 2**30
+        found.append(
+            f"the first reading of a GGUF target on a host, which converts it: {size:.2f} GiB of the host's memory, an estimate"
         )
     if spec.evaluate.at_end:
         found.append("the evaluation at the end, which decodes with the whole target")
