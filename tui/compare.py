@@ -9,7 +9,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from orchestrator.actions.history import in_reading_order, spec_differences
+from orchestrator.actions.history import in_reading_order, spec_differences, unlike_losses
 from orchestrator.store.rows import NUM_REPORTS, RunRow, SeriesRow
 from orchestrator.units import counted, unit_of
 from tui.chart import Look, Series, chart_lines
@@ -26,10 +26,6 @@ from tui.worth import UNIT, worth_rows
 
 MOST_RUNS = len(SERIES)
 FEW_LINES = 12  # differences up to this many lines come before the charts
-# What a loss sums up, and over what; of two of them which decay alone they belong to.
-WEIGHS = ("loss.terms", "loss.label", "loss.decay", "loss.gamma", "loss.dpace_alpha", "loss.streak_beta", "loss.normalization",
-          "drafter.block_size")  # fmt: skip
-ONLY_OF = {"loss.gamma": "exponential", "loss.dpace_alpha": "dpace"}
 LOWER_IS_BETTER = ("loss", "step_s", "wait_s", "peak")
 HIGHER_IS_BETTER = ("accuracy", "streak", "acceptance", "tree_tau", "block_tokens_per_s", "context_tokens_per_s")
 
@@ -153,14 +149,12 @@ def _at_step(run: RunRow) -> str:
 
 def _weighed(details: Sequence[RunDetail], width: int) -> list[Line]:
     """Losses that sum up differently are numbers of different things, whichever is smaller."""
-    found = [
-        item for item in spec_differences([detail.spec or {} for detail in details]) if item.key.startswith(WEIGHS)
-    ]
-    decays = {str((detail.spec or {}).get("loss", {}).get("decay")) for detail in details}
-    keys = [item.key for item in found if ONLY_OF.get(item.key, "") in ("", *decays)]
+    specs = [detail.spec or {} for detail in details]
+    sizes = {(spec.get("drafter") or {}).get("block_size") for spec in specs}
+    keys = [*unlike_losses(specs), *(["drafter.block_size"] if len(sizes) > 1 else [])]  # a later slot is a harder one
     if not keys or sum(any(row.name == "loss" for row in detail.series) for detail in details) < 2:
         return []
-    told = f"Their losses are weighed differently ({', '.join(keys)}): a smaller one is no better. Accuracy and acceptance compare."
+    told = f"Losses are made differently ({', '.join(keys)}): not to be held against one another; acceptance is."
     return wrapped(told, width, "warn")
 
 

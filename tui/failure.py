@@ -91,8 +91,9 @@ def _would_fit(answers: Answers, width: int) -> list[Line]:
     if answers.short_bytes and answers.exceeded is None:
         told = f"It needed {gib(answers.short_bytes)} more than the plan said; what is offered leaves that free."
         lines += wrapped(told, width, "warn")
-    line = [BLANK, *wrapped(to_type(answers.try_line), width, "strong")] if answers.try_line else []
-    return [*lines, *changes, *line]
+    command, _, what = answers.try_line.partition("    ")
+    said: Line = [(to_type(command), "strong"), (f"  {what}", "muted")]
+    return [*lines, *changes, *([BLANK, *broken(said, width)] if command else [])]
 
 
 def _pieces(answers: Answers, width: int) -> list[Line]:
@@ -102,13 +103,8 @@ def _pieces(answers: Answers, width: int) -> list[Line]:
     lines: list[Line] = [BLANK, heading("To try first", width), *wrapped(answers.pieces, width)]
     if answers.setting is not None:
         name, assigned = answers.setting
-        lines += [
-            [("1  ", "muted"), (name, "text")],
-            *(
-                [("  ", "text"), *line]
-                for line in wrapped(" ".join(f"--env {word}" for word in assigned), width - 2, "faint")
-            ),
-        ]
+        told = wrapped(" ".join(f"--env {word}" for word in assigned), width - 3, "faint")
+        lines += [[("1  ", "muted"), (name, "text")], *([("   ", "text"), *line] for line in told)]
     return lines
 
 

@@ -48,4 +48,5 @@ def _change_lines(change: Change, width: int, number: str) -> list[Line]:
         (f"  {how}", "muted" if change.keeps_result else "warn"),
     ]
     told = " ".join(change.overrides) + (f"; {change.caution}" if change.caution else "")
-    return [line, *([("  ", "text"), *rest] for rest in wrapped(told, width - 2, "faint"))]
+    before = " " * max(2, len(number))
+    return [line, *([(before, "text"), *rest] for rest in wrapped(told, width - len(before), "faint"))]

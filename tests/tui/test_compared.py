@@ -14,7 +14,7 @@ from tui.detail import RunDetail, read_detail
 from tui.pieces import text_of, width_of
 from tui.snapshot import CurvesAsk
 
-WEIGHED = "losses are weighed differently"
+MADE = "Losses are made differently"
 
 
 @pytest.fixture
@@ -53,6 +53,7 @@ def test_each_run_says_at_which_step_it_is(runs: list[RunDetail]) -> None:
         ({"gamma": 4.0}, True),
         ({"terms": {"ce": 1.0, "kl": 0.15}}, True),
         ({"dpace_alpha": 0.9}, False),  # of a decay that neither has
+        ({"label": "teacher_argmax"}, True),
         ({"chunk_tokens": 512, "hidden_gradient": "fp8"}, False),
     ],
 )
@@ -64,5 +65,5 @@ def test_losses_of_other_weighings_are_said_not_to_compare(
 
     text = head([one, two])
 
-    assert (WEIGHED in text) == is_told
+    assert (MADE in text) == is_told
     assert all(f"loss.{key}" in text for key in other) or not is_told
