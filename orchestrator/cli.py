@@ -21,8 +21,8 @@ from click.shell_completion import CompletionItem
 from orchestrator.errors import DraftyardError, GateRefused, NotFinished, RecipeError
 from orchestrator.interrupts import Interrupted, die_of, heard_as_interrupts
 from orchestrator.lazy import loaded
-from orchestrator.nearest import nearest
 from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPipe
+from orchestrator.verbs.group import VerbGroup
 from orchestrator.verbs.plain import json_text, shown, with_long_words_cut, with_names_in_line
 from orchestrator.verbs.program import speller
 
@@ -74,7 +74,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 
 
-class Verbs(click.Group):
+class Verbs(VerbGroup):
     """The verbs of the table, imported one file at a time."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -87,16 +87,14 @@ class Verbs(click.Group):
                 return command
         return None
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        word = args[0]
-        if word not in known and not word.startswith("-") and not ctx.resilient_parsing:
-            near = nearest(word, known)
-            hint = f"did you mean {near!r}?" if near else f"the verbs are {', '.join(known)}"
-            raise click.UsageError(f"no verb {word!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in loaded("orchestrator.verbs.frame").common_words():
+                raise
+            told = f"{error.option_name} goes behind the verb: draftyard VERB {error.option_name}"
+            raise click.UsageError(told, ctx) from error
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The verbs' names, without loading one of them."""

@@ -53,8 +53,16 @@ def parse_bytes(text: str) -> int:
             raise ValueError(
                 f"is {text!r}, which could be either; write {number}{letter}iB (times {binary}) or {number}{letter}B (times {decimal})"
             )
-        raise ValueError(f"is {text!r}; the unit {unit!r} is unknown; known units are {', '.join(BYTES)}")
+        near = _unit_like(unit)
+        hint = f"; did you mean {number + near!r}?" if near else ""
+        raise ValueError(f"is {text!r}; the unit {unit!r} is unknown; known units are {', '.join(BYTES)}{hint}")
     return round(_at_most(LARGEST_BYTES, float(number) * BYTES[known], text))
+
+
+def _unit_like(unit: str) -> str | None:
+    """The same letters in another order, or without the last one; GB for GBi would be another size."""
+    letters = sorted(unit.lower())
+    return next((name for name in BYTES if letters in (sorted(name.lower()), sorted(name.lower()[:-1]))), None)
 
 
 def _at_most(limit: float, number: float, text: str) -> float:

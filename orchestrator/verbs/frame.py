@@ -209,6 +209,11 @@ def _common_options() -> list[click.Parameter]:
     ]
 
 
+def common_words() -> set[str]:
+    """The options that every verb has, as they are typed."""
+    return {word for option in _common_options() for word in option.opts}
+
+
 def _has_colour(asked: str | None, environ: Mapping[str, str], *, is_tty: bool) -> bool:
     if asked in ("always", "never"):
         return asked == "always"

@@ -11,6 +11,7 @@ import click
 from orchestrator.lazy import lazy
 from orchestrator.units import counted, duration
 from orchestrator.verbs.frame import Terminal, verb
+from orchestrator.verbs.group import VerbGroup
 from orchestrator.verbs.table import Cell, Column, heading, table
 from orchestrator.verbs.words import ago, gib
 from orchestrator.verbs.words_typed import DURATION, HOST
@@ -160,7 +161,7 @@ def _lost_with(whose: str, run_id: str, checkpoint_bytes: int) -> str:
     return whose if is_pulled else f"{whose}, {gib(checkpoint_bytes)} of checkpoints not pulled"
 
 
-@click.group("config", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("config", cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def config() -> None:
     """Settings and where they came from."""
 

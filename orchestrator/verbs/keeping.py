@@ -33,6 +33,8 @@ def tag(terminal: Terminal, selector: str, add: tuple[str, ...], remove: tuple[s
         terminal.document(run=run.id, tags=run.tags)
     else:
         terminal.lines(run.tags, is_ours=False)
+        if not run.tags:
+            terminal.say(f"run {run.id} has no tags")
 
 
 @verb(

@@ -79,13 +79,24 @@ def wait_shown(
     since_s: float | None = None,
     goes_on: str = GOES_ON,
 ) -> RunRow:
-    """Waits with progress on stderr; Ctrl-C says that it `goes_on` and how to come back. `since_s`: monotonic; None: now."""
-    progress = Progress(terminal)
+    """Waits with progress on stderr; Ctrl-C says that it `goes_on` and how to come back. `since_s`: monotonic; None: now.
+
+    Of another selector than an id it says first which run that is: by the time somebody comes back, @last may be another.
+    """
+    progress, known = Progress(terminal), run_id
+
+    def see(moment: life.Moment) -> None:
+        nonlocal known
+        if moment.run.id != known:
+            known = moment.run.id
+            terminal.say(f"waiting for run {known}")
+        progress.moment(moment)
+
     try:
-        return life.wait(terminal.places, run_id, timeout_s=timeout_s, since_s=since_s, on_moment=progress.moment)
+        return life.wait(terminal.places, run_id, timeout_s=timeout_s, since_s=since_s, on_moment=see)
     except KeyboardInterrupt:
         progress.end()
-        terminal.say("\n  ".join([goes_on, *ways_back(run_id)]))
+        terminal.say("\n  ".join([goes_on, *ways_back(known)]))
         raise
     finally:
         progress.end()

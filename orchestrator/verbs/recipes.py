@@ -14,6 +14,7 @@ from orchestrator.lazy import lazy
 from orchestrator.nearest import listed
 from orchestrator.units import counted
 from orchestrator.verbs.frame import Terminal, verb
+from orchestrator.verbs.group import VerbGroup
 from orchestrator.verbs.table import Cell, Column, pairs, table
 from orchestrator.verbs.words_typed import BRANCH_NAME, CARD, HOST, RECIPE
 
@@ -38,7 +39,7 @@ OVERRIDES = click.option(
 )
 
 
-@click.group("recipe", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("recipe", cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def recipe() -> None:
     """The recipe language: check, show, explain, compare."""
 

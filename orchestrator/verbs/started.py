@@ -13,6 +13,7 @@ import click
 
 from orchestrator import gate
 from orchestrator.actions import history
+from orchestrator.actions.again import command_line, words_of_run
 from orchestrator.actions.log_text import inert
 from orchestrator.lazy import lazy
 from orchestrator.store.rows import RunRow, State
@@ -78,6 +79,8 @@ def _tell_end(terminal: Terminal, run: RunRow) -> None:
         rungs = ladder(page, terminal.width or 100)
         more = [] if run.state is State.SUCCEEDED else ["", *next_steps(page)]
         terminal.lines([*rungs, "", _ending(run), *more])
+        if run.kind == "smoke" and run.state is State.SUCCEEDED:
+            terminal.say(f"next: {command_line('launch', words_of_run(run, page.launch))}")
     else:
         lines = run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s)
         terminal.lines(lines, theirs=words_of_others(page))

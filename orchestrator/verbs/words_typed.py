@@ -61,6 +61,8 @@ class TypedPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail(EMPTY, param, ctx)
+        if not self.file_okay and Path(value).is_file():
+            self.fail(f"{value} is a file; a folder was expected", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -1,0 +1,93 @@
+"""What a person types beside the mark, or waits for by another name, is answered with the word that was meant."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.store.rows import State
+from orchestrator.store.writes import Store
+from orchestrator.units import parse_bytes
+from tests.orchestrator.runs import started
+from tests.orchestrator.yard import Yard
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("95GBi", "95GiB"), ("95Gi", "95GiB"), ("1.5ibm", "1.5MiB"), ("95GX", None), ("95bytes", None)]
+)
+def test_a_unit_beside_the_mark_is_answered_with_the_one_that_was_meant(text: str, meant: str | None) -> None:
+    with pytest.raises(ValueError, match="is unknown; known units are") as refused:
+        parse_bytes(text)
+
+    assert str(refused.value).endswith(f"; did you mean '{meant}'?" if meant else "TB")
+
+
+@pytest.mark.parametrize(
+    ("words", "group", "near"), [(["config", "shwo"], "config", "show"), (["recipe", "chekc"], "recipe", "check")]
+)
+def test_a_verb_of_a_group_is_answered_as_one_of_all_is(yard: Yard, words: list[str], group: str, near: str) -> None:
+    assert yard.run(*words) == 2
+    assert yard.err.splitlines()[0] == f"error: no verb {words[1]!r} of {group}; did you mean {near!r}?"
+
+    assert yard.run(group, "xyzzy") == 2
+    assert yard.err.startswith(f"error: no verb 'xyzzy' of {group}; the verbs are ")
+
+
+@pytest.mark.parametrize("option", ["--json", "-q", "--no-color"])
+def test_an_option_of_every_verb_before_the_verb_is_said_to_go_behind_it(yard: Yard, option: str) -> None:
+    assert yard.run(option, "ls") == 2
+    told = f"{option} goes behind the verb: draftyard VERB {option}"
+    assert told in yard.err + yard.out
+
+    assert yard.run("--jsn", "ls") == 2
+    assert "No such option" in yard.err
+
+
+def test_a_file_in_place_of_a_run_folder_is_said_to_be_one(yard: Yard) -> None:
+    (yard.root / "run.csv").write_text("x")
+
+    assert yard.run("import", "run.csv") == 2
+
+    assert "run.csv is a file; a folder was expected" in yard.err
+
+
+def test_a_run_without_tags_says_so(yard: Yard) -> None:
+    with Store(yard.root / "runs.db") as store:
+        started(store, "aaaaaaaa")
+        store.set_state("aaaaaaaa", State.FAILED, evidence="x")
+
+    assert yard.run("tag", "aaaa") == 0
+    assert (yard.out, yard.err) == ("", "run aaaaaaaa has no tags\n")
+
+
+@pytest.mark.slow
+def test_whoever_waits_for_the_last_run_is_told_its_id_first_and_on_the_way_back(yard: Yard) -> None:
+    """By the time somebody comes back, @last may be another run."""
+    assert yard.run("launch", "tiny", "-b", "slow", "--force", "a test") == 0, yard.err
+    run_id = yard.out.strip()
+    command = [sys.executable, "-m", "orchestrator.cli", "wait", "@last"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        first = waiting.stderr.readline()
+
+        waiting.send_signal(signal.SIGINT)
+        rest = waiting.communicate(timeout=60)[1]
+
+    assert first == f"waiting for run {run_id}\n"
+    assert f"draftyard wait {run_id}" in rest
+    assert "@last" not in rest
+
+
+@pytest.mark.slow
+def test_a_ladder_that_was_climbed_leads_to_the_launch(yard: Yard) -> None:
+    assert yard.run("smoke", "tiny", "--set", "settings.num_steps=7") == 0, yard.err
+
+    assert yard.err.splitlines()[-1] == "next: draftyard launch tiny -b main --host local --set settings.num_steps=7"
