@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
+import tomllib
 
 from orchestrator.interrupts import Interrupted, heard_as_interrupts
 from tests.test_architecture import ROOT
@@ -74,6 +78,32 @@ def test_a_signal_outside_of_what_answers_it_ends_the_process_without_a_tracebac
     done = _ran(OUTSIDE.format(is_before=is_before))
 
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_ctrl_c_while_the_command_is_loaded_is_silent(tmp_path: Path, is_ignored: bool) -> None:
+    """A person who changes their mind at once saw the traceback of an import; nohup's Ctrl-C stays ignored."""
+    loads = "import os, signal; os.kill(os.getpid(), signal.SIGINT); raise SystemExit('went on')\n"
+    (tmp_path / "click.py").write_text(loads)
+    entry = EntryPoint(
+        "draftyard", tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["draftyard"], ""
+    )
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" if is_ignored else ""
+    code += f"from {entry.module} import {entry.attr}; {entry.attr}()"
+
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == ((1, "went on\n") if is_ignored else (-signal.SIGINT, ""))
+
+
+def test_a_ctrl_c_is_heard_again_once_the_command_is_loaded() -> None:
+    code = "import os, signal\nfrom orchestrator import cli, entry\n"
+    code += "cli.main = lambda: print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\nentry.main()"
+
+    assert _ran(code).stdout == "True\n"
 
 
 @pytest.fixture
