@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from remote.drafter import loss_chunk, loss_fused
 from remote.drafter.blocks import Blocks
-from remote.drafter.coarse_head import CoarseHead
+from remote.drafter.coarse_head import CoarseHead, Drift
 from remote.drafter.head_plan import HeadChunk, HeadPlan, plan_head
 from remote.drafter.loss_chunk import TOP_K, Grid, Read, Slots, Totals, needs_teacher
 from remote.drafter.teacher import Expectation, Teacher
@@ -166,7 +166,8 @@ class _FusedLoss(torch.autograd.Function):
         plan, spec = work.plan, work.spec
         num_grads = (1 + bool(spec.terms.get("cap"))) if work.with_gradient else 0
         grads = [torch.empty_like(hidden_MH) for _ in range(num_grads)]
-        coarse = {} if work.coarse_head is None else {"coarse_head": work.coarse_head}
+        drift = Drift(work.coarse_head) if work.coarse_head is not None and work.with_gradient else None
+        coarse = {} if drift is None else {"drift": drift}
         teacher: Any = None  # TeacherLogits of that module, or an Expectation with a row for each slot
         read = list[Read]()
         for chunk in plan.chunks:
@@ -181,7 +182,8 @@ class _FusedLoss(torch.autograd.Function):
                 grad_MH[rows] = part
         if read:
             totals |= Read.joined(read).totals(Grid(plan.index_M, work.num_blocks, plan.block_size), spec)
-        ctx.save_for_backward(*grads)
+        ctx.num_grads = num_grads
+        ctx.save_for_backward(*grads, *(drift.spread(work.head_VH) if drift is not None and read else ()))
         numerator = sum(
             (spec.terms[term] * totals[term][0] for term in _averaged(spec)), torch.zeros_like(totals["weights"][0])
         )
@@ -191,16 +193,21 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        grads = ctx.saved_tensors
+        grads, drift = ctx.saved_tensors[: ctx.num_grads], ctx.saved_tensors[ctx.num_grads :]
         out_MH = torch.empty_like(grads[0])
         # A bf16 factor would be off by up to 0.4 %; one with a dimension is read, and multiplied with, as what it is.
         work = torch.promote_types(out_MH.dtype, torch.float32)
         factors = [factor.to(work)[None] for factor in grad_outputs]
-        if len(grads) == 1:
+        if len(grads) == 1 and not drift:
             return torch.mul(grads[0], factors[0], out=out_MH), None, None
         for start in range(0, out_MH.shape[0], SCALE_ROWS):
             rows = slice(start, start + SCALE_ROWS)
-            out_MH[rows] = (grads[0][rows] * factors[0]).addcmul_(grads[1][rows], factors[1])
+            sums_MH = grads[0][rows] * factors[0]  # in float32: much of a drift is less than a bfloat16 can take in
+            if drift:
+                sums_MH.addr_(drift[0][rows] * factors[0], drift[1])
+            if len(grads) == 2:
+                sums_MH.addcmul_(grads[1][rows], factors[1])
+            out_MH[rows] = sums_MH
         return out_MH, None, None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remote.drafter.coarse_head import NUM_LIKELIEST, CoarseHead, ExactTokens
+from remote.drafter.coarse_head import NUM_LIKELIEST, Drift, ExactTokens
 from remote.drafter.kernels.cross_entropy import (
     COARSE,
     RowStatistics,
@@ -82,11 +82,11 @@ def teach(hidden_UH: Tensor, head_VH: Tensor, before: TeacherLogits | None) -> T
 
 def chunk_loss(
     hidden_MH: Tensor, slots: Slots, *, teacher: TeacherLogits | Expectation | None, head_VH: Tensor, spec: LossSpec,
-    with_gradient: bool, coarse_head: CoarseHead | None = None,
+    with_gradient: bool, drift: Drift | None = None,
 ) -> ChunkOutcome:  # fmt: skip
     """What every slot of the chunk is read to be and, on request, both gradients of its hidden states.
 
-    An Expectation has a row for each slot. With a coarse head the first of the gradients is made by it.
+    An Expectation has a row for each slot. With a `drift` the first of the gradients is made by its coarse head, and counted there.
     """
     soft = soft_coefficient(spec)
     expected = teacher if soft and isinstance(teacher, Expectation) else None
@@ -94,7 +94,7 @@ def chunk_loss(
     rest_M = None if expected is None else expected.rest_logit(hidden_MH)  # before the logits take the room
     logits_MV = head_logits(hidden_MH, head_VH)
     label_M = labels_of(slots, teacher, spec)
-    read = row_statistics(logits_MV, label_M, num_likeliest=1 if coarse_head is None else NUM_LIKELIEST)
+    read = row_statistics(logits_MV, label_M, num_likeliest=1 if drift is None else NUM_LIKELIEST)
     assert read.label_logit_M is not None
     assert read.rank_M is not None
     values = SlotValues(
@@ -106,9 +106,7 @@ def chunk_loss(
         best_logit_M = logits_MV.gather(1, expected.best_S[:, None])[:, 0]
         soft_ce_M = expected.soft_ce(read.log_sum_M, best_logit_M, rest_M)
     has_cap = bool(spec.terms.get("cap"))
-    work = _Gradient(
-        logits_MV, read, label_M, weight_M, head_VH, coarse_head, spec.terms.get("ce", 0.0), soft, expected
-    )
+    work = _Gradient(logits_MV, read, label_M, weight_M, head_VH, drift, spec.terms.get("ce", 0.0), soft, expected)
     target = None if known is None else known.rows_of(slots)
     gradient_MH, by_logits_M = work.make(target, with_gradient=with_gradient, is_in_place=not has_cap)
     found = Read(values, weight_M, soft_values(by_logits_M if expected is None else soft_ce_M, teacher, slots))
@@ -128,7 +126,7 @@ class _Gradient:
     label_M: Tensor
     weight_M: Tensor
     head_VH: Tensor
-    coarse_head: CoarseHead | None
+    drift: Drift | None
     hard: float
     soft: float
     expected: Expectation | None
@@ -139,7 +137,7 @@ class _Gradient:
         """Of the hidden states, where it is wanted, and −Σ p log q of a target whose rows are there."""
         if not with_gradient:
             return None, self._by_logits(None, self.weight_M, target)
-        if self.coarse_head is None:
+        if self.drift is None:
             out_MV = self._room(self.head_VH.dtype, is_in_place=is_in_place)
             soft_ce_M = self._by_logits(out_MV, self.weight_M, target)
             if self.expected is None:
@@ -152,7 +150,8 @@ class _Gradient:
         )  # fmt: skip
         out_MV = self._room(COARSE, is_in_place=is_in_place)
         soft_ce_M = self._by_logits(out_MV, exact.unit_M, target)
-        product_MH = self.coarse_head.weighted_rows(exact.cleared(out_MV))
+        self.drift.count(exact, exact.cleared(out_MV))
+        product_MH = self.drift.head.weighted_rows(out_MV)
         return exact.added_to(product_MH, self.head_VH, self.expected, self.soft), soft_ce_M
 
     def _by_logits(self, out_MV: Tensor | None, weight_M: Tensor, target: TargetRows | None) -> Tensor | None:

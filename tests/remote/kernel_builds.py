@@ -24,6 +24,7 @@ from remote.drafter.kernels import (
     attention_hopper,
     attention_hopper_backward,
     attention_hopper_forward,
+    column_sums,
     cross_entropy,
     exact_rows,
     norm,
@@ -170,6 +171,9 @@ def _row_builds(capability: int) -> Iterator[tuple[str, Any]]:
     exact = {"WIDTH": 5120, "NUM_TOKENS": 6, "TILE": exact_rows.TILE, "HAS_OTHER": True, "num_warps": exact_rows.WARPS}
     numbers |= {"token_ptr": "*i64"}
     yield "exact rows", build(exact_rows._exact_rows_kernel, exact, capability=capability, pointers=numbers)
+    sums = {"WIDTH": 248_320, "APART": 4 * 248_320, "ROWS": column_sums.ROWS, "TILE": column_sums.TILE}
+    numbers = {"total_ptr": "*fp32", "weight_ptr": "*fp32", "rows_ptr": "*fp8e4nv"}
+    yield "column sums", build(column_sums._column_sums_kernel, sums | {"num_warps": column_sums.WARPS}, capability=capability, pointers=numbers)  # fmt: skip
 
 
 def _body_builds(capability: int) -> Iterator[tuple[str, Any]]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from remote.coherence import cross_field_errors
 from remote.drafter import coarse_head, loss_fused
-from remote.drafter.coarse_head import CoarseHead, ExactTokens
-from remote.drafter.kernels import cross_entropy, exact_rows
+from remote.drafter.coarse_head import CoarseHead, Drift, ExactTokens
+from remote.drafter.kernels import column_sums, cross_entropy, exact_rows
 from remote.drafter.loss import drafter_loss
 from remote.spec import LossSpec
 from tests.remote.cuda import CPU, CUDA, in_interpreter, needs_cuda
@@ -95,6 +95,64 @@ def test_the_coarse_product_is_that_of_the_rounded_numbers(monkeypatch: pytest.M
     assert not CoarseHead.of(torch.zeros(16, 16)).weighted_rows(torch.ones(1, 16).to(cross_entropy.COARSE)).any()
 
 
+def test_what_rounding_the_head_does_to_the_sum_of_all_slots_is_taken_off() -> None:
+    """In two chunks, with the weights of slots; what is left is the rounding of the summed weights, three bits of fraction."""
+    generator = torch.Generator().manual_seed(0)
+    head_VH = torch.randn(512, 32, generator=generator)
+    gradient_MV = (400 * torch.rand(40, 512, generator=generator) ** 8).to(cross_entropy.COARSE)
+    weight_M, unit_M, rest_M = (torch.rand(40, generator=generator) for _ in range(3))
+    head, drift = CoarseHead.of(head_VH), Drift(CoarseHead.of(head_VH))
+    for rows in (slice(0, 25), slice(25, 40)):
+        nothing = torch.zeros(1)
+        drift.count(ExactTokens(nothing, nothing, unit_M[rows], weight_M[rows], rest_M[rows]), gradient_MV[rows])
+
+    share_M, drift_H = drift.spread(head_VH)
+
+    scale_M1 = (weight_M / unit_M).double()[:, None]
+    exact_H = (scale_M1 * (gradient_MV.double() @ head_VH.double())).sum(0)
+    coarse_MH = scale_M1 * head.weighted_rows(gradient_MV)
+    found_MH = coarse_MH + share_M[:, None] * drift_H
+    assert (found_MH.sum(0) - exact_H).norm() < 0.05 * (coarse_MH.sum(0) - exact_H).norm()
+    torch.testing.assert_close(share_M / share_M.sum(), rest_M / rest_M.sum())
+
+
+@pytest.mark.parametrize("chunk_tokens", [7, 1000])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", ["ce", "ce + kl", "d-pace with everything", "all terms"])
+def test_a_loss_takes_it_off(monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool, chunk_tokens: int) -> None:
+    """A flat drafter, whose slots all give much to many tokens. What is left is the rounding of g, as in one chunk or many."""
+    row, blocks, hidden_TH, head_VH, teacher_SH = in_float32(case())
+    spec, tensors = replace(SPECS[name], chunk_tokens=chunk_tokens), (row, blocks, 0.1 * hidden_TH, head_VH, teacher_SH)
+    _, exact = by_loops(spec, tensors)
+
+    _, corrected = gradient_of(spec, tensors, ahead=ahead)
+    monkeypatch.setattr(Drift, "spread", lambda drift, head: (torch.zeros_like(torch.cat(drift._rest)), head[0]))
+    _, uncorrected = gradient_of(spec, tensors, ahead=ahead)
+
+    assert (corrected - exact).sum(0).norm() < 0.9 * (uncorrected - exact).sum(0).norm()
+    assert relative_error(corrected, exact) < relative_error(uncorrected, exact)
+
+
+def test_a_loss_without_a_slot_has_nothing_to_take_off() -> None:
+    row = packed_row([6, 5], unmasked=1.0, vocab=VOCAB)
+    blocks = blocks_of(row, num_slots=3, block_size=5)
+    hidden, head_VH = torch.randn(15, 12, requires_grad=True), torch.randn(VOCAB, 12)
+
+    sums = drafter_loss(
+        hidden,
+        blocks,
+        head_VH=head_VH,
+        teacher=None,
+        spec=LossSpec(),
+        is_fused=True,
+        coarse_head=CoarseHead.of(head_VH),
+    )
+    sums.objective().backward()
+
+    assert hidden.grad is not None
+    assert not hidden.grad.any()
+
+
 def test_a_token_named_twice_counts_once() -> None:
     """Label, likeliest and the target's best are the same token in the first slot, all others in the second."""
     logits_MV = torch.tensor([[0.0, 3.0, 1.0, -1.0], [2.0, 0.0, 1.0, -1.0]])
@@ -175,6 +233,24 @@ def test_exact_rows_equal_float64(width: int, dtype: torch.dtype) -> None:
     check_exact_rows(CPU, width=width, dtype=dtype)
 
 
+def check_column_sums(device: torch.device, *, num_rows: int, width: int, dtype: torch.dtype) -> None:
+    """Rows that stand four times their width apart, as where the logits stood; added to what was there."""
+    generator = torch.Generator().manual_seed(width)
+    rows = torch.randn(num_rows, 4 * width, generator=generator).to(device).to(dtype)[:, :width]
+    weight, total = (torch.randn(size, generator=generator).to(device) for size in (num_rows, width))
+
+    ours = column_sums.add_column_sums(total.clone(), weight, rows)
+
+    assert relative_error(ours, total.double() + weight.double() @ rows.double()) < 1e-6
+
+
+@pytest.mark.slow  # the interpreter takes about a second a case
+@in_interpreter
+@pytest.mark.parametrize(("num_rows", "width"), [(0, 16), (5, 16), (33, 1500)])
+def test_column_sums_equal_float64(num_rows: int, width: int) -> None:
+    check_column_sums(CPU, num_rows=num_rows, width=width, dtype=torch.float16)  # it knows no float8
+
+
 def check_likeliest(device: torch.device, *, vocab: int, count: int) -> None:
     """The first is the best, all are tokens, none stands twice where there are enough, each is the best of its lane."""
     generator = torch.Generator().manual_seed(vocab)
@@ -205,6 +281,12 @@ def test_the_likeliest_are_the_best_of_their_lanes(vocab: int, count: int) -> No
 @pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (5120, torch.bfloat16)])
 def test_exact_rows_on_cuda_equal_float64(width: int, dtype: torch.dtype) -> None:
     check_exact_rows(CUDA, width=width, dtype=dtype)
+
+
+@needs_cuda
+@pytest.mark.parametrize(("num_rows", "width"), [(5, 16), (1054, 151_936)])
+def test_column_sums_on_cuda_equal_float64(num_rows: int, width: int) -> None:
+    check_column_sums(CUDA, num_rows=num_rows, width=width, dtype=cross_entropy.COARSE)
 
 
 @needs_cuda
