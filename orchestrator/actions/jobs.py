@@ -193,6 +193,7 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
     with open_reader(places) as reader:
         run = reader.run(selector)
         launched = json.loads(reader.document(run.id, Document.LAUNCH) or "{}")
+        checkpoints = reader.checkpoints(run.id)
     if not run.state.is_final:
         raise DraftyardError(f"run {run.id} is {run.state}; only a run that has ended can be resumed")
     refuse_imported(run)
@@ -208,6 +209,10 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
         )
     places = where_launched(places, run)
     settled = settle_stored(places, run, gpus=tuple(launched.get("named_gpus", ())))
+    begin = (
+        f"its newest checkpoint is of step {checkpoints[-1].step}" if checkpoints else "no checkpoint of it is known"
+    )
+    tell(f"starting attempt {run.attempt + 1} of run {run.id}: {begin}")
     return resend(places, settled, run, train_commands(settled.spec), retry=taken_retry(), tell=tell)
 
 
@@ -239,6 +244,7 @@ def _beside(places: Places, selector: str, kind: Kind, *, tell: Tell) -> Launche
     _only_bundled(settled.spec, kind)
     if not checkpoints:
         raise DraftyardError(f"run {run.id} has no checkpoint; there is nothing to {kind}")
+    tell(f"the newest checkpoint of run {run.id} is of step {checkpoints[-1].step}")
     task = Task(kind, alike(trainer_command(kind)), before=_checkpoints_of(run), parent=run)
     return send(places, settled, task, tell=tell)
 

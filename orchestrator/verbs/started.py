@@ -96,7 +96,8 @@ def whereabouts(started: Launched) -> str:
     if state.is_final:
         return f"it has {state} on {_and(started)}; draftyard show {run_id}"
     word = "runs" if state is State.RUNNING else f"is {state}".replace("_", " ")
-    return f"it {word} on {_and(started)}; draftyard watch {run_id}, or draftyard logs {run_id} -f"
+    what = "it" if started.attempt < 2 or started.found else f"attempt {started.attempt}"
+    return f"{what} {word} on {_and(started)}; draftyard watch {run_id}, or draftyard logs {run_id} -f"
 
 
 def _and(started: Launched) -> str:

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.store.rows import State
 from orchestrator.store.writes import Store
 from orchestrator.units import parse_bytes
-from tests.orchestrator.runs import started
+from tests.orchestrator.runs import batch, event, started
 from tests.orchestrator.yard import Yard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,3 +91,22 @@ def test_a_ladder_that_was_climbed_leads_to_the_launch(yard: Yard) -> None:
     assert yard.run("smoke", "tiny", "--set", "settings.num_steps=7") == 0, yard.err
 
     assert yard.err.splitlines()[-1] == "next: draftyard launch tiny -b main --host local --set settings.num_steps=7"
+
+
+@pytest.mark.slow
+def test_a_resume_says_which_attempt_it_starts_and_from_where(yard: Yard) -> None:
+    assert yard.run("launch", "tiny", "-b", "broken", "--force", "a test", "--follow") == 10, yard.err
+    run_id = yard.json("ls")["runs"][0]["id"]
+
+    assert yard.run("resume", run_id) == 0, yard.err
+    assert f"starting attempt 2 of run {run_id}: no checkpoint of it is known" in yard.err
+    assert "attempt 2 runs on local; " in yard.err
+
+    assert yard.run("wait", run_id) == 10
+    with Store(yard.root / "runs.db") as store:
+        told = event(90, "checkpoint", step=27, path="checkpoints/step-00000027", size_bytes=4, is_best=False)
+        store.ingest(batch([told], run_id=run_id, attempt=2, writer="rank7"))
+    (yard.folder(run_id) / "checkpoints" / "step-00000027").mkdir(parents=True)
+
+    assert yard.run("resume", run_id) == 0, yard.err
+    assert f"starting attempt 3 of run {run_id}: its newest checkpoint is of step 27" in yard.err
