@@ -3,10 +3,12 @@
     python -m benchmarks.hidden_gradient SPEC.json --data FOLDER --cache FOLDER [--seeds 3] [--no-decoding] [--out FILE]
 
 SPEC.json is a resolved branch (`python -m benchmarks.ladder --resolve`); its target is loaded for real. For each seed
-the trainings are made from the same start over the same rows; a third one has the full head in chunks of half the length,
-which rounds otherwise and is no worse, so that one can see what rounding does to a training at all. Printed as JSON
-lines: the loss and acceptance of the last third of the steps, the acceptance by decoding held-out prompts, and, at the start, the middle and the end of each
-training, how far the fp8 gradient and the full one are from float64 on the rows of that step.
+the trainings are made from the same start over the same rows: with the full head, in fp8, in fp8 without the correction of what the
+head's rounding does in every step, and with the full head in chunks of half the length, which rounds otherwise and is no
+worse, so that one can see what rounding does to a training at all. On a processor, whose products are exact, fp8 is
+rebuilt by the same code. Printed as JSON lines: the loss and acceptance of the last third of the steps; the acceptance by
+decoding held-out prompts; at the start, the middle and the end of each training, how far the fp8 gradient and the full one are
+from float64 on the rows of that step; and last, of each way, how its loss differs from the full head's over the seeds.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remote.drafter import workbench
-from remote.drafter.coarse_head import CoarseHead
+from remote.drafter.coarse_head import CoarseHead, Drift
 from remote.drafter.data import Dataset, read_chats
 from remote.drafter.evaluate import evaluate
 from remote.drafter.loss import drafter_loss
@@ -40,9 +45,8 @@ from remote.drafter.teacher import Expectation
 from remote.drafter.workbench import Workbench
 from remote.spec import DFlashSpec, load
 
-WAYS = ("full", "fp8")
-TWIN = "full, other chunks"
-TRAINED = (*WAYS, TWIN)  # a processor trains with the full head alone
+UNCORRECTED, TWIN = "fp8, uncorrected", "full, other chunks"
+TRAINED = ("full", "fp8", UNCORRECTED, TWIN)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,20 +59,53 @@ def main(arguments: Sequence[str]) -> int:
     choices = workbench.choose(_asking(spec, "full", seed=0), device)
     target = load_target(spec.target, cache=options.cache, device=device, dtype=choices.dtype)
     dataset = load_rows(spec, target, data_dir=options.data, cache=options.cache)
+    losses = dict[str, list[float]]()
     with Path(options.out or os.devnull).open("a", encoding="utf-8") as file:
+
+        def tell(line: dict[str, Any]) -> None:
+            text = json.dumps(line)
+            print(text, flush=True)
+            file.write(text + "\n")
+            file.flush()
+
         for seed in range(options.seeds):
             for way in TRAINED:
                 prompts = None if options.no_decoding else options.data / spec.data.held_out
-                for line in _train(_asking(spec, way, seed=seed), target, dataset, device, prompts):
-                    text = json.dumps({"seed": seed, "hidden_gradient": way, **line})
-                    print(text, flush=True)
-                    file.write(text + "\n")
-                    file.flush()
+                with _corrected(is_corrected=way != UNCORRECTED):
+                    for line in _train(_asking(spec, way, seed=seed), target, dataset, device, prompts):
+                        tell({"seed": seed, "hidden_gradient": way, **line})
+                        if line["kind"] == "trained":
+                            losses.setdefault(way, []).append(line["loss"])
+        for way in TRAINED[1:]:
+            tell({"hidden_gradient": way, "kind": "difference", **_difference(losses[way], losses["full"])})
     return 0
 
 
+def _difference(losses: Sequence[float], full: Sequence[float]) -> dict[str, float]:
+    """Of the loss from the full head's, in nats: the mean over the seeds, and how uncertain that is by their spread."""
+    differences = [ours - theirs for ours, theirs in zip(losses, full, strict=True)]
+    spread = statistics.stdev(differences) if len(differences) > 1 else math.nan
+    return {
+        "mean": statistics.mean(differences),
+        "standard_error": spread / math.sqrt(len(differences)),
+        "seeds": len(full),
+    }
+
+
+@contextmanager
+def _corrected(*, is_corrected: bool) -> Iterator[None]:
+    """Trains with what `Drift` takes off, or takes nothing off."""
+    true_spread = Drift.spread
+    if not is_corrected:
+        Drift.spread = lambda drift, head_VH: tuple(torch.zeros_like(part) for part in true_spread(drift, head_VH))  # type: ignore[method-assign, assignment, return-value]
+    try:
+        yield
+    finally:
+        Drift.spread = true_spread  # type: ignore[method-assign]
+
+
 def _asking(spec: DFlashSpec, way: str, *, seed: int) -> DFlashSpec:
-    gradient: Any = "fp8" if way == "fp8" else "full"
+    gradient: Any = "fp8" if way in ("fp8", UNCORRECTED) else "full"
     chunk_tokens = spec.loss.chunk_tokens // 2 if way == TWIN else spec.loss.chunk_tokens
     return dataclasses.replace(
         spec,
@@ -83,8 +120,12 @@ def _train(
 ) -> Iterator[dict[str, Any]]:
     embedding_VH, head_VH = tables(target, outlive_it=False)
     embed: Callable[[Tensor], Tensor] = partial(F.embedding, weight=embedding_VH)
-    choices = workbench.choose(spec, device)
+    is_rebuilt = device.type == "cpu" and spec.loss.hidden_gradient == "fp8"
+    choices = workbench.choose(_asking(spec, "full", seed=spec.train.seed) if is_rebuilt else spec, device)
     bench = workbench.build(spec, choices, meter=Meter(device), embed=embed, head_VH=head_VH)
+    if is_rebuilt:
+        bench.drafter.is_fused = True
+        bench = dataclasses.replace(bench, coarse_head=CoarseHead.of(head_VH))
     num_slots = anchor_slots(spec.data, most_documents=dataset.most_documents)
     last, began_s, sums = spec.train.num_steps, time.monotonic(), []
     batches = dataset.batches(range(last), num_rows=spec.train.rows_per_step)
@@ -97,7 +138,7 @@ def _train(
             sums.append(found)
     told = metrics(sum(sums[1:], sums[0]))
     shown = {name: told[name] for name in ("loss", "accuracy", "acceptance_length")}
-    yield {"kind": "trained", "steps": last, "s": round(time.monotonic() - began_s, 1), **shown, "why": choices.reasons["hidden gradient"]}  # fmt: skip
+    yield {"kind": "trained", "steps": last, "s": round(time.monotonic() - began_s, 1), **shown, "why": "rebuilt on a processor" if is_rebuilt else choices.reasons["hidden gradient"]}  # fmt: skip
     if prompts is None:
         return
     for row in evaluate(bench.drafter, target, spec, prompts=read_chats(prompts)).rows:
@@ -115,7 +156,7 @@ def _errors(micro_batch: MicroBatch, bench: Workbench) -> dict[str, float]:
     exact = _gradient(micro_batch, bench, hidden_MH.double(), coarse=None)
     ways = {"full": None, "fp8": CoarseHead.of(bench.head_VH)}
     found = {way: _gradient(micro_batch, bench, hidden_MH, coarse=coarse) for way, coarse in ways.items()}
-    errors = {f"{way}_error": float((found[way].double() - exact).norm() / exact.norm()) for way in WAYS}
+    errors = {f"{way}_error": float((found[way].double() - exact).norm() / exact.norm()) for way in ways}
     return errors | {"fp8_cosine": float(F.cosine_similarity(found["fp8"].double().flatten(), exact.flatten(), dim=0))}
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the fp8 gradient's quality: whole on a processor, but for the trainings that need a card."""
+"""The benchmark of the fp8 gradient's quality: whole on a processor, where fp8 is rebuilt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hidden_gradient
+from remote.drafter.coarse_head import Drift
 from remote.spec import DrafterSpec, TargetSpec, dump
 from tests.remote.jobs import tiny_job_spec, write_data
 
@@ -17,23 +18,33 @@ def test_it_tells_the_gradients_errors_and_what_a_training_came_to(
     tmp_path: Path,
     tiny_target_spec: TargetSpec,
     tiny_drafter_spec: DrafterSpec,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(hidden_gradient, "TRAINED", ("full", hidden_gradient.TWIN))
+    true_spread = Drift.spread
     loss, evaluate = {"terms": {"ce": 1.0, "kl": 0.15}}, {"num_prompts": 2, "max_new_tokens": 4}
     spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, loss=loss, evaluate=evaluate, train={"num_steps": 10})
     (tmp_path / "spec.json").write_text(dump(spec), encoding="utf-8")
-    words = ["--data", str(write_data(tmp_path / "data")), "--cache", str(tmp_path / "cache"), "--seeds", "1"]
+    words = ["--data", str(write_data(tmp_path / "data")), "--cache", str(tmp_path / "cache"), "--seeds", "2"]
 
     assert hidden_gradient.main([str(tmp_path / "spec.json"), *words, "--out", str(tmp_path / "out.jsonl")]) == 0
 
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert capsys.readouterr().out == (tmp_path / "out.jsonl").read_text(encoding="utf-8")
     gradients = [line for line in lines if line["kind"] == "gradient"]
-    assert [line["step"] for line in gradients] == [1, 5, 10] * 2
+    assert [line["step"] for line in gradients] == [1, 5, 10] * 8
     assert all(line["full_error"] < 1e-5 < line["fp8_error"] < 0.02 for line in gradients)
     trained = [line for line in lines if line["kind"] == "trained"]
-    assert [line["why"] for line in trained] == ["full: by the recipe"] * 2
-    assert trained[0]["loss"] == pytest.approx(trained[1]["loss"], rel=1e-3)
+    assert [line["why"] for line in trained] == [
+        "full: by the recipe",
+        *["rebuilt on a processor"] * 2,
+        "full: by the recipe",
+    ] * 2
+    assert len({line["loss"] for line in trained}) == 6  # rows so few that other chunks are the same
     assert any(line["kind"] == "decoded" and line["protocol"].get("drafter") == "trained" for line in lines)
+    differences = {line["hidden_gradient"]: line for line in lines if line["kind"] == "difference"}
+    assert list(differences) == ["fp8", hidden_gradient.UNCORRECTED, hidden_gradient.TWIN]
+    found = [line["loss"] - trained[4 * line["seed"]]["loss"] for line in trained if line["hidden_gradient"] == "fp8"]
+    assert differences["fp8"]["mean"] == pytest.approx(sum(found) / 2)
+    assert differences["fp8"]["standard_error"] == pytest.approx(abs(found[0] - found[1]) / 2)
+    assert abs(differences[hidden_gradient.TWIN]["mean"]) < 1e-3
+    assert Drift.spread is true_spread
