@@ -6,17 +6,22 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from remote.drafter import synthetic, workbench
 from remote.drafter.attention import Backend
+from remote.drafter.coarse_head import CoarseHead
 from remote.drafter.head_plan import plan_head
 from remote.drafter.kernels.attention_backward import context_gradient_kernel, query_gradient_kernel
 from remote.drafter.kernels.attention_forward import forward_kernel
+from remote.drafter.kernels.column_sums import _column_sums_kernel
 from remote.drafter.kernels.cross_entropy import _cross_entropy_kernel, _statistics_kernel
+from remote.drafter.kernels.exact_rows import _exact_rows_kernel
 from remote.drafter.kernels.norm import _head_gradient_kernel, _norm_gradient_kernel
 from remote.drafter.loss import drafter_loss
 from remote.drafter.measure import Meter
@@ -147,6 +152,36 @@ def test_the_kernels_files_load_and_compute_without_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
+class Unwaiting(TorchDispatchMode):
+    """Refuses what makes the host wait for a card, also where there is none."""
+
+    WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.unique", "aten.equal")
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not str(function).startswith(self.WAITS), f"{function} reads a number from the device"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_coarse", [False, True])
+def test_the_loss_reads_no_number_from_the_device(is_coarse: bool) -> None:
+    row = packed_row([7, 5], padding=1, vocab=TARGET.vocab_size)
+    blocks = blocks_of(row, num_slots=3, max_anchors=2, block_size=5)
+    head = torch.randn(TARGET.vocab_size, 16)
+    plan, coarse = plan_head(blocks, chunk_tokens=LOSS.chunk_tokens), CoarseHead.of(head) if is_coarse else None
+    hidden, teacher = torch.randn(len(plan.index_M), 16, requires_grad=True), torch.randn(13, 16)
+    assert len(plan.chunks) > 1
+
+    with Unwaiting():
+        drafter_loss(
+            hidden, blocks, head_VH=head, teacher=teacher, spec=LOSS, plan=plan, is_fused=True, coarse_head=coarse
+        ).objective().backward()
+        with pytest.raises(AssertionError, match="reads a number"):
+            float(hidden.sum())
+
+    assert hidden.grad is not None
+    assert hidden.grad.any()
+
+
 # ---- on a card
 
 
@@ -179,9 +214,12 @@ def test_fused_step_on_cuda_is_as_near_to_float64_as_the_plain_one(checkpointing
 
 
 @needs_cuda
-def test_other_lengths_and_anchors_compile_nothing_anew_and_nothing_waits() -> None:
+@pytest.mark.parametrize("hidden_gradient", ["full", "fp8"])
+def test_other_lengths_and_anchors_compile_nothing_anew_and_nothing_waits(hidden_gradient: str) -> None:
     base = tiny_spec(
-        data={"row_tokens": 512, "max_anchors": 64}, train={"kernels": "triton"}, loss={"chunk_tokens": 37}
+        data={"row_tokens": 512, "max_anchors": 64},
+        train={"kernels": "triton"},
+        loss={"chunk_tokens": 37, "hidden_gradient": hidden_gradient},
     )
     spec = replace(base, drafter=replace(base.drafter, attention="triton"))
     choices = workbench.choose(spec, CUDA)
@@ -195,7 +233,7 @@ def test_other_lengths_and_anchors_compile_nothing_anew_and_nothing_waits() -> N
     run_step(1, batches(512, 64), bench)
     kernels = (
         forward_kernel, query_gradient_kernel, context_gradient_kernel, _statistics_kernel, _cross_entropy_kernel,
-        _norm_gradient_kernel, _head_gradient_kernel,
+        _norm_gradient_kernel, _head_gradient_kernel, _exact_rows_kernel, _column_sums_kernel,
     )  # fmt: skip
     before = [len(kernel.device_caches[0][0]) for kernel in kernels]
     others = [batches(size, slots) for size, slots in ((511, 64), (480, 33), (333, 7))]
