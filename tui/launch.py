@@ -200,6 +200,7 @@ class LaunchScreen(HomeScreen):
             return [[(offer.recipe, "strong"), ("/" if offer.branch else "", "faint"), (offer.branch, "text"), *fault]]
 
         self._table.set_rows([offer.key for offer in found], draw, empty="No recipe was found.")
+        self.show_keys()
         if aim is not None and self._is_turning:  # nobody has chosen another meanwhile
             self._turn(aim)
         self._plan_again()

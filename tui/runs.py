@@ -36,6 +36,7 @@ SORTS = (
     ("by recipe", "-recipe"),
     ("by host", "-host"),
 )
+OF_A_RUN = ("mark", "sort", "open", "compare")  # actions that an empty list has no use for
 NARROW = 90  # below it the order is told instead of the number of runs
 LEAST_BESIDE = 48  # cells that a list with all its columns must leave for the run to be shown beside it
 MOST_BESIDE = 0.36  # of the width
@@ -158,6 +159,11 @@ class RunsScreen(HomeScreen):
             return () if detail is None else lines_of(detail, snapshot.at_s, width, height, ascii_only=ascii_only)
 
         return draw
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Where no run is there is none to mark, to sort or to look into."""
+        is_empty = self.snapshot is not None and not self._rows and not self._where
+        return super().check_action(action, parameters) and not (is_empty and action in OF_A_RUN)
 
     def told(self) -> Sequence[Piece]:
         num_runs = self.snapshot.num_runs if self.snapshot else 0
@@ -374,7 +380,7 @@ class RunsScreen(HomeScreen):
             number = self.snapshot.num_others
             others = "is 1 run of another kind" if number == 1 else f"are {number:,} runs of other kinds"
             return to_type(f"No training yet; there {others}: a lists every kind, as does draftyard ls --kind all.")
-        return to_type("No runs yet. Start one: draftyard launch RECIPE --host HOST")
+        return to_type("No runs yet. 4 launches one, as does draftyard launch RECIPE --host HOST.")
 
 
 def filter_fault(text: str, now_s: float) -> str:

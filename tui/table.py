@@ -133,6 +133,9 @@ class Table(Painted, can_focus=True):
         self.cursor, self.cursor_key, self._is_nowhere = 0, None, False
         self.scroll_to(y=0, animate=False, force=True, immediate=True)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return bool(self._keys) if action == "open" else super().check_action(action, parameters)
+
     def on_resize(self, _: events.Resize) -> None:
         self.virtual_size = Size(self._width, len(self._keys) + 1)
         self._scroll_to_cursor()

@@ -154,7 +154,7 @@ async def test_keys_are_answered_while_a_reading_waits_for_a_locked_database(yar
             app.tick()
             for key, words in (
                 ("j", "▌R  qwen27b/ddtree"),
-                ("question_mark", "Filter, as in"),
+                ("question_mark", "Filter, as ls"),
                 ("escape", "⏎ open"),
                 ("enter", "1:overview"),
             ):

@@ -120,7 +120,7 @@ async def test_keys_go_on_while_a_reading_hangs(gate: threading.Event, yard_copy
             ("r", "⏎ open"),
             ("e", "⏎ open"),
             ("k", "▌R? qwen27b/v6"),
-            ("question_mark", "Filter, as in"),
+            ("question_mark", "Filter, as ls"),
         ):
             await pilot.press(key)
             await shown(app, pilot, words)

@@ -181,7 +181,7 @@ async def test_a_run_of_a_host_is_chosen_opened_and_acted_on(
         await press(app, pilot, "x")
         question = await shown(app, pilot, "stop mine/fast")
         await press(app, pilot, "n", "k", "enter")
-        page = await shown(app, pilot, order[0], "1 overview")
+        page = await shown(app, pilot, order[0], "1:overview")
         await press(app, pilot, "escape", "k")
         assert app.chosen() is None
 

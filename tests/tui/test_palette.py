@@ -107,7 +107,7 @@ async def test_an_action_of_another_screen_is_found_and_screens_open_from_anywhe
         on_smoke = await shown(app, pilot, "fwd_bwd")
 
     assert LIVE in on_run
-    assert "3 smoke" in on_smoke
+    assert "3:smoke" in on_smoke
 
 
 @pytest.mark.parametrize("is_readonly", [True, False])

@@ -235,6 +235,24 @@ async def test_a_list_without_a_training_says_that_there_are_other_runs(
     assert "No runs yet" not in text
 
 
+@pytest.mark.slow
+async def test_an_empty_list_offers_the_keys_that_lead_on_and_no_others(
+    tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    """Open, mark, sort, log and compare stood below `No runs yet`, and not the key that launches one."""
+    yard = Yard(tmp_path / "runs.db")
+    app = open_app(yard.path)
+    async with opened(app) as pilot:
+        empty = await shown(app, pilot, "No runs yet. 4 launches one")
+        with yard.store:
+            yard.run("aaaawq7k", "smollm2/ce")
+        filled = await shown(app, pilot, "smollm2/ce", "open")
+
+    offered = [word for word in ("open", "mark", "sort", "log", "compare") if f" {word}" in empty.splitlines()[-1]]
+    assert offered == []
+    assert all(f" {word}" in filled.splitlines()[-1] for word in ("open", "mark", "sort", "log", "compare"))
+
+
 def test_a_share_of_a_stage_stands_beside_its_name_and_not_where_the_end_is_told(tmp_path: Path) -> None:
     """`75%` below `ends in` was read as a part of the time."""
     yard = Yard(tmp_path / "runs.db")

@@ -209,7 +209,7 @@ async def test_the_screens_are_made_before_a_key_leads_to_them(open_app: Callabl
 
         assert before == {"runs"}
         assert after == {RunScreen.NAME, *SCREENS}
-        assert "3 smoke" in screen_text(app)
+        assert "3:smoke" in screen_text(app)
         assert len(app.screen_stack) == 2
 
 
