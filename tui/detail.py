@@ -9,11 +9,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.history import in_reading_order, newest_series
-from orchestrator.actions.throughput import PARTS, of_run, recent_mean, roles_told, step_s_now
+from orchestrator.actions.throughput import PARTS, mean_step, of_run, recent_mean, roles_told, step_s_now
 from orchestrator.actions.whole_run import whole_series
 from orchestrator.errors import DraftyardError
 from orchestrator.store.acceptance import Decoded, Way, decoded_ways
@@ -97,9 +97,7 @@ class RunDetail:
     launch: Mapping[str, Any] | None = None
     host: HostRow | None = None
     pace: Pace = NO_PACE
-    rates: Mapping[str, float] = field(
-        default_factory=dict
-    )  # tokens a second, means of the newest reports as `pace` is
+    rates: Mapping[str, float] = field(default_factory=dict)  # tokens a second over the newest reports, as `pace` is
     answers: Answers = NO_ANSWERS  # asked for by the tabs that show them
     against: str = ""  # its speed beside a baseline's, in one sentence; asked for by the overview
 
@@ -200,7 +198,16 @@ def newest_samples(samples: Sequence[GpuSampleRow]) -> tuple[GpuSampleRow, ...]:
     return tuple(newest[gpu] for gpu in sorted(newest))
 
 
-def read_against(reader: Reader, run: RunRow, baseline: str | None) -> str:
+def with_speed(reader: Reader, detail: RunDetail, baseline: str | None) -> RunDetail:
+    """As `show` has it: the speed beside a baseline's, and of the run's own block tokens a second the one number that this
+    sentence has, all tokens over all seconds; the mean of the rates is another.
+    """
+    step = mean_step(reader, detail.run)
+    rates = {**detail.rates, RATES[0]: step.block_tokens_per_s} if step is not None else detail.rates
+    return replace(detail, rates=rates, against=_against(reader, detail.run, baseline))
+
+
+def _against(reader: Reader, run: RunRow, baseline: str | None) -> str:
     """The sentence of `show --against`, or why there is none; empty where no baseline is named and none is known."""
     try:
         named = reader.run(baseline) if baseline and baseline != run.id else None

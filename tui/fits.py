@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+
 from tui.ordering import Change, Planned
 from tui.outside import to_type
-from tui.pieces import Line, heading, wrapped
+from tui.pieces import Line, Piece, heading, width_of, wrapped
 from tui.wording import fit, gib
 
 NAME_WIDTH = 30
@@ -29,24 +31,32 @@ def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0, first: int | N
         told = f"The target's pass before training needs {gib(plan.body.get('target_pass_bytes'))}: no change of the recipe makes it fit."
         lines += wrapped(told, width, "warn")
     if plan.largest:
-        lines.append([(fit("most that fits", NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")])
-    for place, change in enumerate(plan.changes[:MOST], first or 1):
-        lines += _change_lines(change, width, "" if first is None else f"{place}  ")
+        label = "most that fits"
+        has_room = NAME_WIDTH + 1 + cell_len(plan.largest) <= width
+        lines.append([(fit(label, NAME_WIDTH) if has_room else label, "muted"), (f" {plan.largest}", "strong")])
+    shown = plan.changes[:MOST]
+    cost_width = max((cell_len(change.cost) for change in shown), default=0)
+    for place, change in enumerate(shown, first or 1):
+        lines += _change_lines(change, (width, cost_width), "" if first is None else f"{place}  ")
     if is_short and capacity and not plan.largest and not plan.changes:
         lines.append([("No single change fits; a smaller target or a shorter row is needed.", "warn")])
     return lines
 
 
-def _change_lines(change: Change, width: int, number: str) -> list[Line]:
-    """The change with its numbers; below it what to write in the recipe, and what to beware of."""
-    how = "same result" if change.keeps_result else "changes the result"
-    line: Line = [
+def _change_lines(change: Change, widths: tuple[int, int], number: str) -> list[Line]:
+    """The change with its numbers; below it what they have no room for, what to write in the recipe, and what to beware of."""
+    width, cost_width = widths
+    how = ("same result", "muted") if change.keeps_result else ("result differs", "warn")
+    line: list[Piece] = [
         (number, "muted"),
         (fit(change.name, NAME_WIDTH - len(number)), "text"),
         (f" {gib(change.peak_bytes):>9}", VERDICTS.get(change.verdict, "text")),
-        (f"  ×{change.work_factor:.2f} work", "muted"),
-        (f"  {how}", "muted" if change.keeps_result else "warn"),
     ]
+    below: list[Piece] = []
+    for text, meaning in ((fit(change.cost, cost_width), "muted"), how):
+        has_room = not below and width_of(line) + 2 + cell_len(text) <= width
+        (line if has_room else below).append((f"  {text}" if has_room or below else text, meaning))
     told = " ".join(change.overrides) + (f"; {change.caution}" if change.caution else "")
     before = " " * max(2, len(number))
-    return [line, *([(before, "text"), *rest] for rest in wrapped(told, width - len(before), "faint"))]
+    rest = [*([below] if below else []), *wrapped(told, width - len(before), "faint")]
+    return [line, *([(before, "text"), *row] for row in rest)]

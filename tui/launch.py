@@ -27,7 +27,7 @@ from tui.table import Column, Table
 # name -> what stands in it at first, and what may stand in it
 FIELDS = {
     "host": ("local", "a host of hosts.yaml or ~/.ssh/config"),
-    "gpus": ("", "all, or indexes: 5 6 7"),
+    "gpus": ("", "the gate chooses; or indexes: 4 5"),
     "overrides": ("", "none; or section.key=value ..., with blanks 'section.key=a b'"),
 }
 PAUSE_S = 0.25  # typing settles before the values are checked

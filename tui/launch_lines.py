@@ -73,5 +73,6 @@ def gate_lines(wish: Wish, standing: Standing | None, width: int) -> list[Line]:
     else:
         lines.append([("Launch is refused: ", "bad"), ("m", "key"), (" climbs what is missing", "muted")])
     if standing.gpus:
-        lines.append([(f"GPU {' '.join(standing.gpus)}", "muted")])
+        chosen = "" if wish.gpus else ", chosen by the gate"
+        lines.append([(f"GPU {' '.join(standing.gpus)}{chosen}", "muted")])
     return lines

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from orchestrator.actions.planned_stages import beware_of_stages, planned_stages
 from orchestrator.store.rows import GpuSampleRow, MemoryPeakRow, RunRow
 from tui.chart import Look, Series, chart_lines
 from tui.curve import Sample
@@ -106,8 +107,8 @@ def peak_stage(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _components(plan: Mapping[str, Any], stage: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """What adds up to what must fit: lines of the stage in the plan's own order, small ones together; what smoke runs took
-    beyond them, the allocator and the driver."""
+    """What adds up to what must fit: lines of the stage in the plan's own order, small ones together; what smoke runs and
+    trainings took beyond them, the allocator and the driver."""
     named = [(str(item["name"]), float(item["size_bytes"])) for item in stage["components"]]
     least = sum(size for _, size in named) / 200
     shown = [item for item in named if item[1] >= least]
@@ -129,7 +130,7 @@ def peak_lines(detail: RunDetail, width: int) -> list[Line]:
     peaks = newest_peaks(detail.peaks)
     if not peaks:
         return [*lines, [("No stage has reported its memory yet.", "muted")]]
-    planned = {stage["name"]: stage["allocated_bytes"] for stage in (detail.plan or {}).get("stages") or ()}
+    planned = planned_stages(detail.plan or {}, detail.run.kind)
     columns = _columns_of(width)
     lines.append([(fit("", STAGE_WIDTH) + "".join(f"{title:>{cells}}" for title, cells in columns), "faint")])
     lines += [_peak_line(peak, planned.get(peak.stage), columns) for peak in peaks]
@@ -137,6 +138,8 @@ def peak_lines(detail: RunDetail, width: int) -> list[Line]:
     if unplanned:
         told = f"{', '.join(dict.fromkeys(unplanned))}: not planned, and no part of what must fit"
         lines += wrapped(told.replace("_", " "), width, "muted")
+    for told in beware_of_stages(detail.plan or {}, detail.run.kind, peaks):
+        lines += wrapped(told, width, "muted")
     retries = detail.means.get("allocation_retries")
     if retries is not None:
         lines.append([(f"allocator retries {value(retries)}", "warn" if retries > 0 else "muted")])

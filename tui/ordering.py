@@ -68,7 +68,7 @@ class Change:
     peak_bytes: int  # what must fit with it
     saved_bytes: int
     verdict: str  # against the capacity; empty without one
-    work_factor: float  # arithmetic of a step by that of today
+    cost: str  # of a step: seconds, or where no time is known its arithmetic by that of today
     keeps_result: bool
     caution: str
 
@@ -167,14 +167,20 @@ def advised(made: Any) -> Planned:
             item.plan.driver_bytes,
             item.saved_bytes,
             item.plan.verdict or "",
-            item.work_factor,
+            _cost(made.time, item.work_factor),
             item.keeps_result,
             actions("plans").caution(item),
         )
         for item in made.switches
     )
-    time = actions("step_time").time_sentence(made.time, made.spec)
+    time = actions("step_time").time_sentence(made.time, made.spec, made.to_measure)
     return Planned(actions("plans").plan_body(made.plan), made.capacity_from, largest, changes, time=time)
+
+
+def _cost(time: Any, work_factor: float) -> str:
+    """Its seconds are estimated, or the least it takes: said before them, as a column's heading is not there to say it."""
+    size, known = actions("step_time").change_cost(time, work_factor)
+    return f"×{size:.2f} work" if time is None else f"{known} {size:.3g} s a step"
 
 
 def _plan(places: Places, wish: Wish) -> Any:

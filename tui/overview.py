@@ -315,10 +315,13 @@ def split_lines(detail: RunDetail, width: int, *, ascii_only: bool) -> list[Line
     )
     room = width - 13 - width_of(words[0]) - 3
     if len(words) == 1 and room >= LEAST_SPLIT:
-        sign = "#" if ascii_only else "━"
+        sign, end = "#|" if ascii_only else "━╸"  # each part has an end: without colours, or faded, it is one line else
         ends = [round(so_far * room) for so_far in accumulate(share for _, share in shares)]
         cells = [min(end, room) - min(begin, room) for begin, end in pairwise([0, *ends])]
-        bar: list[Piece] = [(sign * num, _SPLIT_MEANINGS[name]) for (name, _), num in zip(shares, cells, strict=True)]
+        bar: list[Piece] = [
+            (sign * (num - 1) + end if num else "", _SPLIT_MEANINGS[name])
+            for (name, _), num in zip(shares, cells, strict=True)
+        ]
         words = [[*words[0], ("   ", "text"), *bar]]
     return fields("a step", words)
 

@@ -43,12 +43,12 @@ from tui.detail import (
     is_ours,
     overlaid,
     own_samples,
-    read_against,
     read_detail,
     read_document,
     sample_of,
     stage_progress,
     told_now,
+    with_speed,
 )
 from tui.log_page import LogAsk, LogPage, read_log
 from tui.pace import TRAINING
@@ -227,7 +227,7 @@ class Room:
             if ask.wants_answers:
                 detail = dataclasses.replace(detail, answers=self._answers_of(detail))
             if ask.wants_against:
-                detail = dataclasses.replace(detail, against=read_against(reader, detail.run, ask.baseline))
+                detail = with_speed(reader, detail, ask.baseline)
             log = None if ask.log is None else read_log(reader, detail.run, ask.log)
             snapshot = dataclasses.replace(snapshot, detail=detail, log=log)
         if ask.compared:

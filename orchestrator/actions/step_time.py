@@ -36,6 +36,15 @@ class StepTime:
         return self.step_s * self.num_steps
 
 
+def change_cost(time: StepTime | None, work_factor: float) -> tuple[float, str]:
+    """What a step takes with a change that makes `work_factor` of its arithmetic, and how that is known: seconds that are
+    `est.`, or at `least` that, as today's are measured or a bound; the factor itself, `FLOP`, where no time is known.
+    """
+    if time is None:
+        return work_factor, "FLOP"
+    return time.step_s * work_factor, "est." if time.is_measured else "least"
+
+
 def time_sentence(time: StepTime | None, spec: DFlashSpec, measurer: str = "") -> str:
     """What is said of it on a page and on a screen. `measurer`: what `to_measure` says."""
     if time is None:

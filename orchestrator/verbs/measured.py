@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.history import RunPage
 from orchestrator.actions.log_text import inert
+from orchestrator.actions.planned_stages import beware_of_stages, planned_stages
 from orchestrator.actions.rank_places import RankPlace, rank_places
 from orchestrator.actions.rungs import peak_bytes, seconds_of
 from orchestrator.actions.throughput import PARTS, MeanStep, Throughput
-from orchestrator.store.rows import EvaluationRow, EvidenceRow, Kind, MemoryPeakRow, RunRow
+from orchestrator.store.rows import EvaluationRow, EvidenceRow, MemoryPeakRow, RunRow
 from orchestrator.units import REPLAYED, duration, is_replayed, not_measured, spoken, value_words, way_words
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, metric, number
@@ -38,7 +39,7 @@ def ladder(page: RunPage, width: int) -> list[str]:
 
 def memory(page: RunPage, width: int) -> list[str]:
     """Peaks by stage of the newest attempt beside the plan's; kinds of peak are never mixed, empty columns left out."""
-    predicted = _predicted(page)
+    predicted = planned_stages(page.plan, page.run.kind)
     ranks = {place.rank: place for place in rank_places(page.run, page.spec, {peak.rank for peak in page.peaks})}
     peaks = [peak for peak in _highest(page, ranks) if peak.stage in predicted or not (page.rungs and predicted)]
     if not peaks:
@@ -57,32 +58,8 @@ def memory(page: RunPage, width: int) -> list[str]:
     ]
     columns = [Column("stage"), Column("where"), *(Column(name, is_number=True) for name in names)]
     of = f" of attempt {page.run.attempt}" if len(page.attempts) > 1 else ""
-    beware = [line for text in _beware(page) for line in wrapped(text, width)]
+    beware = [line for text in beware_of_stages(page.plan, page.run.kind, page.peaks) for line in wrapped(text, width)]
     return [heading(f"Memory peaks{of}, in GiB"), *table(columns, cells, width=width), *beware]
-
-
-def _predicted(page: RunPage) -> dict[str, Any]:
-    """Planned bytes by stage; of a training the target's pass before it among them, which no rung makes."""
-    stages = list(page.plan.get("stages", []))
-    before = page.plan.get("target_pass")  # None of a plan that was kept before there was one, too
-    if isinstance(before, Mapping) and page.run.kind == Kind.TRAIN:
-        stages.append(before)
-    return {str(stage.get("name")): stage.get("allocated_bytes") for stage in stages}
-
-
-def _beware(page: RunPage) -> list[str]:
-    """What the planned column speaks of, where its name says too little."""
-    told = []
-    before = page.plan.get("target_pass")
-    if page.run.kind == Kind.SMOKE and page.plan.get("device") == "cpu":
-        told.append("predicted of a rung, which reads no target: a training also holds transformers and the tokenizer")
-    if isinstance(before, Mapping) and page.run.kind == Kind.TRAIN:
-        took = [peak.allocated_bytes for peak in page.peaks if peak.stage == before.get("name")]
-        if any(size is not None and size < int(before.get("allocated_bytes") or 0) for size in took):
-            told.append(
-                f"{before.get('name')}: predicted of a pass over every row; one that finds hidden states kept takes less"
-            )
-    return told
 
 
 def evaluations(page: RunPage, width: int) -> list[str]:

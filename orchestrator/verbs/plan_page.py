@@ -11,7 +11,7 @@ import click
 from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body, target_loaded_bytes
-from orchestrator.actions.step_time import StepTime, tflop, time_sentence, time_text
+from orchestrator.actions.step_time import StepTime, change_cost, tflop, time_sentence, time_text
 from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
@@ -270,7 +270,9 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
 
     Its time is today's by the arithmetic of both, so an estimate, or as today's is a bound; the arithmetic where none is known.
     """
-    cost = "FLOP" if time is None else "s a step, est." if time.is_measured else "s a step, least"
+    costs = [change_cost(time, switch.work_factor) for switch in found]
+    (_, known), *_ = costs
+    cost = known if time is None else f"s a step, {known}"
     numbers = (Column(name, is_number=True) for name in ("must fit GiB", "saves GiB", cost))
     columns = [Column("change"), *numbers, Column("result")]
     places = gib_places(*(switch.plan.driver_bytes for switch in found))
@@ -280,10 +282,10 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
             "",  # its name comes last, into the room that the numbers leave
             in_gib(switch.plan.driver_bytes, places=places),
             in_gib(switch.saved_bytes, places=saved_places),
-            f"x{switch.work_factor:.2f}" if time is None else f"{time.step_s * switch.work_factor:.3g}",
+            f"x{size:.2f}" if time is None else f"{size:.3g}",
             "same" if switch.keeps_result else "differs",
         ]
-        for switch in found
+        for switch, (size, _) in zip(found, costs, strict=True)
     ]
     numbers_wide = max(len(click.unstyle(line)) for line in table(columns, rows, width=None)) - len(columns[0].heading)
     room = None if width is None else width - numbers_wide
@@ -316,6 +318,6 @@ def typed(flag: str, values: Sequence[str], width: int | None) -> list[str]:
 def _switch_body(switch: Switch, time: StepTime | None) -> dict[str, Any]:
     names = ("name", "overrides", "saved_bytes", "work_factor", "keeps_result", "caution")
     body = {name: getattr(switch, name) for name in names}
-    step_s = None if time is None else time.step_s * switch.work_factor
+    step_s = None if time is None else change_cost(time, switch.work_factor)[0]
     verdicts = {"verdict": switch.plan.verdict, "step_verdict": switch.plan.step_verdict}
     return {**body, "step_s": step_s, "driver_bytes": switch.plan.driver_bytes, **verdicts}

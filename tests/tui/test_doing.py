@@ -51,7 +51,7 @@ def test_a_run_is_launched_from_the_screen_once_the_gate_allows_it(yard: Yard) -
         press_until(terminal, TAB, "help")
         press_until(terminal, ERASE * len("local") + "nowhere", "nowhere.* is (not|no|un)|no host")
         press_until(terminal, ERASE * len("nowhere") + "local", "tiny/slow on local")
-        press_until(terminal, TAB, "all, or indexes")
+        press_until(terminal, TAB, "the gate chooses")
         press_until(terminal, TAB, "none; or section")
         press_until(terminal, "life.grace=2s", "did you mean .*grace_s")
         press_until(terminal, CTRL_L, "Ask the gate first")

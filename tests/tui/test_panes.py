@@ -116,6 +116,24 @@ def test_what_was_allocated_far_beyond_the_plan_stands_out_as_in_the_rungs(fille
         assert "+20%" in text_of([lines["step, GPU 5"]])
 
 
+def test_the_targets_pass_of_a_training_stands_beside_its_plan(filled_yard: Path) -> None:
+    """A plan that was kept before it had the pass says of that stage that it was not planned."""
+    detail = detail_of(filled_yard, LIVE)
+    target = dataclasses.replace(detail.peaks[0], stage="target", allocated_bytes=40 * 2**30)
+    detail = dataclasses.replace(detail, peaks=(*detail.peaks, target))
+    of_pass = {"name": "target", "allocated_bytes": 50 * 2**30, "components": []}
+    known = dataclasses.replace(detail, plan={**PLAN, "target_pass": of_pass})
+    rung = dataclasses.replace(known, run=dataclasses.replace(known.run, kind="smoke"))
+
+    before, told, of_rung = (text_of(peak_lines(one, 100)) for one in (detail, known, rung))
+
+    assert "target: not planned" in before
+    assert "target: not planned" in of_rung
+    assert "not planned" not in told
+    assert re.search(r"^target.* 50\.0 +40\.0 +-10\.00 -20%", told, re.MULTILINE)
+    assert "one that finds hidden states kept takes less" in told
+
+
 def test_a_low_screen_has_plan_and_measured_at_its_top(filled_yard: Path) -> None:
     top = text_of(memory_tab_lines(detail_of(filled_yard, LIVE), NOW_S, 78, 20, ascii_only=False)[:20])
 
@@ -185,7 +203,7 @@ def test_the_shares_of_a_step_are_words_at_every_size(filled_yard: Path) -> None
         shares = dict(re.findall(r"([a-z]+) +(\d+)%", line))
         assert list(shares) == ["wait", "forward", "backward", "optimizer", "other"]
         assert sum(map(int, shares.values())) == pytest.approx(100, abs=3)
-        assert ("#" * 20 in line) is (width == 138)
+        assert ("#" * 19 in line) is (width == 138)
 
 
 def test_the_bar_of_a_steps_shares_is_never_cut(filled_yard: Path) -> None:
@@ -196,6 +214,14 @@ def test_the_bar_of_a_steps_shares_is_never_cut(filled_yard: Path) -> None:
         (line,) = split_lines(detail, width, ascii_only=True)
         assert "…" not in text_of([line])
         assert width_of(line) <= width
+
+
+def test_the_parts_of_a_steps_bar_have_ends(filled_yard: Path) -> None:
+    """In the one ink of a run that has ended, or without colours, they were one line."""
+    for ascii_only, end in ((False, "╸"), (True, "|")):
+        (line,) = split_lines(detail_of(filled_yard, RESUMED), 138, ascii_only=ascii_only)
+
+        assert text_of([line]).count(end) == 5
 
 
 @pytest.mark.parametrize(("height", "is_apart"), [(20, False), (40, True)])
@@ -295,6 +321,16 @@ def test_the_gate_says_how_it_stands(standing: Standing | None, words: str) -> N
     text = text_of(choice_lines(wish, Offer("smollm2", "ce"), (Planned({}), standing), 78, ascii_only=False))
 
     assert words in text
+
+
+@pytest.mark.parametrize(("named", "told"), [((), "GPU 4, chosen by the gate"), (("4",), "GPU 4")])
+def test_gpus_that_nobody_named_are_told_as_chosen(named: tuple[str, ...], told: str) -> None:
+    """The field said that all would be taken, and below it stood the one that is."""
+    wish, standing = Wish("smollm2", "ce", gpus=named), Standing(True, (("fwd", "passed", ""),), ("4",))
+
+    text = text_of(choice_lines(wish, Offer("smollm2", "ce"), (Planned({}), standing), 78, ascii_only=False))
+
+    assert told in text.splitlines()
 
 
 def test_what_a_step_takes_stands_below_its_memory() -> None:

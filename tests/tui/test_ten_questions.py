@@ -30,7 +30,7 @@ QUESTIONS = {
     ),
     "what would fit": (
         "exclamation_mark",
-        [r"most that fits +[\d,]+ anchors × block 32", r"checkpoint each layer +[\d.]+ GiB +×1\.[12]\d work +same result", r"[\d,]+ anchors +[\d.]+ GiB .*changes the result"],
+        [r"most that fits +[\d,]+ anchors × block 32", r"checkpoint each layer +[\d.]+ GiB +least [\d.]+ s a step +same result", r"[\d,]+ anchors +[\d.]+ GiB .*result differs"],
     ),
     "is it learning": ("j enter", [r"loss  1.609 nats, mean .*accuracy  0.5704 mean", r"4.65 ┤⡇ .* 0.600 ┤", r"1.51 ┤.*⣤⣤⣤ "]),
     "which side is the bottleneck": (

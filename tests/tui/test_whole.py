@@ -71,6 +71,23 @@ def test_a_metric_has_one_number_on_every_screen(yard_places: Places) -> None:
     assert re.search(rf"block +{rate(shown['block_tokens_per_s'].recent_mean)} tokens/s", text)
 
 
+def test_the_overview_has_the_speed_of_show_and_not_a_second_one(yard_places: Places) -> None:
+    """All tokens over all seconds, as the sentence beside the baseline has it; the mean of the rates is another number."""
+    page = history.show(yard_places, LIVE)
+    assert page.throughput is not None
+    mean = next(row.recent_mean for row in page.series if row.name == "block_tokens_per_s")
+    assert rate(mean) != rate(page.throughput.here.block_tokens_per_s)
+    room = Room(yard_places.db)
+    for baseline in (None, OOM, RESUMED):
+        snapshot = room.read(Ask(run=LIVE, wants_against=True, baseline=baseline), NOW_S)
+        assert snapshot is not None
+        assert snapshot.detail is not None
+        text = text_of(overview_lines(snapshot.detail, NOW_S, 138, 40, ascii_only=False))
+
+        assert re.search(rf"block +{rate(page.throughput.here.block_tokens_per_s)} tokens/s", text)
+    room.close()
+
+
 def test_what_is_set_or_only_grows_is_no_mean(filled_yard: Path) -> None:
     with contextlib.closing(Reader(filled_yard)) as reader:
         detail = read_detail(reader, reader.run(LIVE), CurvesAsk(names=("lr",)))
