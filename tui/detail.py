@@ -202,9 +202,14 @@ def with_speed(reader: Reader, detail: RunDetail, baseline: str | None) -> RunDe
     """As `show` has it: the speed beside a baseline's, and of the run's own block tokens a second the one number that this
     sentence has, all tokens over all seconds; the mean of the rates is another.
     """
-    step = mean_step(reader, detail.run)
-    rates = {**detail.rates, RATES[0]: step.block_tokens_per_s} if step is not None else detail.rates
-    return replace(detail, rates=rates, against=_against(reader, detail.run, baseline))
+    detail = replace(detail, against=_against(reader, detail.run, baseline))
+    step, name = mean_step(reader, detail.run), RATES[0]
+    if step is None:
+        return detail
+    curves = tuple(
+        replace(each, newest=step.block_tokens_per_s) if each.name == name else each for each in detail.curves
+    )
+    return replace(detail, rates={**detail.rates, name: step.block_tokens_per_s}, curves=curves)
 
 
 def _against(reader: Reader, run: RunRow, baseline: str | None) -> str:

@@ -50,7 +50,9 @@ def test_a_runs_numbers_are_those_of_show_over_all_its_attempts(yard_places: Pla
 
 
 def test_a_metric_has_one_number_on_every_screen(yard_places: Places) -> None:
-    """The one that `ls`, its filters and the first column of `show` have: the mean of the newest reports."""
+    """The one that `ls`, its filters and the first column of `show` have: the mean of the newest reports. What the overview puts
+    in the place of its block tokens a second is told below.
+    """
     names = ("loss", "block_tokens_per_s")
     room = Room(yard_places.db)
     snapshot = room.read(Ask(run=LIVE, curves=CurvesAsk(names=names)), NOW_S)
@@ -79,12 +81,14 @@ def test_the_overview_has_the_speed_of_show_and_not_a_second_one(yard_places: Pl
     assert rate(mean) != rate(page.throughput.here.block_tokens_per_s)
     room = Room(yard_places.db)
     for baseline in (None, OOM, RESUMED):
-        snapshot = room.read(Ask(run=LIVE, wants_against=True, baseline=baseline), NOW_S)
+        curves = CurvesAsk(names=("loss", "block_tokens_per_s"))
+        snapshot = room.read(Ask(run=LIVE, curves=curves, wants_against=True, baseline=baseline), NOW_S)
         assert snapshot is not None
         assert snapshot.detail is not None
         text = text_of(overview_lines(snapshot.detail, NOW_S, 138, 40, ascii_only=False))
 
         assert re.search(rf"block +{rate(page.throughput.here.block_tokens_per_s)} tokens/s", text)
+        assert f"block_tokens_per_s  {value(page.throughput.here.block_tokens_per_s)} tokens/s" in text
     room.close()
 
 
