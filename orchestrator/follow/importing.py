@@ -24,7 +24,7 @@ from orchestrator.errors import DraftyardError
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.notices import notice
 from orchestrator.follow.one_run import bring_in_whole, conclude
-from orchestrator.follow.status import NOT_ENDED
+from orchestrator.follow.status import NO_EXIT_FILE, NOT_ENDED
 from orchestrator.observe import Evidence, observe
 from orchestrator.shell.local import LocalShell
 from orchestrator.store.faults import told_plainly
@@ -178,15 +178,22 @@ def _import_attempt(desk: Desk, source: RunDir, run_id: str, number: int, seen: 
     _say_passed_over(desk, source, run_id, number)
     if run.attempt != number:
         return  # an older attempt of a folder imported before
-    if run.state is State.LOST and (run.evidence == CUT_SHORT or _has_its_end(desk, run, seen)):
+    if _is_to_be_judged_anew(desk, run, seen):
         desk.store.mark(run.id, State.RUNNING, why="a newer copy of its folder was imported")
     conclude(desk, desk.reader.run(run.id), seen)
 
 
-def _has_its_end(desk: Desk, run: RunRow, seen: Evidence) -> bool:
-    """Whether the folder says by now how the newest attempt ended; without its exit file the job's last word counts."""
-    attempt = desk.reader.attempts(run.id)[-1]
-    return seen.exit is not None or (run.evidence == NOT_ENDED and attempt.final_outcome is not None)
+def _is_to_be_judged_anew(desk: Desk, run: RunRow, seen: Evidence) -> bool:
+    """Whether this copy proves more of the newest attempt than the one before: its exit file, or that another attempt came
+    after it; without either the job's last word counts, where none was there.
+    """
+    if run.evidence == CUT_SHORT or (run.state is State.LOST and seen.exit is not None):
+        return True
+    was_not_ended = run.evidence == NOT_ENDED
+    if not was_not_ended and NO_EXIT_FILE not in run.evidence:
+        return False
+    has_ended = seen.exit is not None or not seen.is_copy
+    return has_ended or (was_not_ended and desk.reader.attempts(run.id)[-1].final_outcome is not None)
 
 
 def _say_passed_over(desk: Desk, source: RunDir, run_id: str, number: int) -> None:

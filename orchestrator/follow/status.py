@@ -20,6 +20,7 @@ SHORTEST_STALL_S = 120.0
 STARTING_S = 60.0  # a launch in flight may still start what was asked to stop
 GONE_S = 60.0  # a run folder may be away for a moment: a disk mounted again, a folder moved and moved back
 NOT_ENDED = "not ended when it was copied; a newer copy, imported, says how it ended"
+NO_EXIT_FILE = "no exit file was there when it was copied"
 LONELY = "stopped because another host's part had ended"
 ENDED_FROM_HERE = (9, 15)  # signals by which the follower ends what a wish does not reach
 STOP_SIGNALS = {2: "SIGINT", 15: "SIGTERM"}
@@ -314,7 +315,7 @@ def _copied(known: Known) -> Verdict:
         return Verdict(State.LOST, None, NOT_ENDED, known.attempt.last_event_s)
     verdict = _gone(known)
     what = {State.SUCCEEDED: "the job's final event", State.FAILED: "the job reported a failure"}
-    text = f"{what.get(verdict.state, 'the job said it stopped')}; no exit file was there when it was copied"
+    text = f"{what.get(verdict.state, 'the job said it stopped')}; {NO_EXIT_FILE}"
     return replace(verdict, evidence=text)
 
 

@@ -295,6 +295,39 @@ def test_a_copy_of_a_run_that_lives_is_told_as_that_and_settled_by_a_later_one(m
     assert again == copied
     assert with_last_word.state is settled.state is State.SUCCEEDED
     assert with_last_word.evidence == "the job's final event; no exit file was there when it was copied"
+    assert settled.evidence == "exit status 0 and the job's final event"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_last_word", [True, False])
+@pytest.mark.parametrize("newer", ["exit 0", "exit 1", "another attempt", "nothing"])
+def test_a_newer_copy_says_what_it_says_where_it_is_the_only_one(
+    made: Path, tmp_path: Path, newer: str, has_last_word: bool
+) -> None:
+    """A run that failed stayed succeeded: its job had said so, and no exit file was there when it was first copied."""
+    store, empty = Store(tmp_path / "runs.db"), Store(tmp_path / "empty" / "runs.db")
+    folder = copy_of(made, tmp_path)
+    first, second = RunDir(folder).attempt(1), RunDir(folder).attempt(2)
+    exit_file, events = read_json(first.exit_json), first.events("rank0").read_bytes()
+    first.exit_json.unlink()
+    if not has_last_word:
+        first.events("rank0").write_bytes(events[: len(events) // 2])
+    shutil.move(second.root, tmp_path / "later")
+    import_folder(store, folder)
+
+    if newer.startswith("exit"):
+        write_json(first.exit_json, {**exit_file, "exit_code": int(newer[-1])})
+    elif newer == "another attempt":
+        shutil.move(tmp_path / "later", second.root)
+    run, alone = import_folder(store, folder), import_folder(empty, folder)
+
+    told = [(row.number, row.state, row.reason, row.evidence) for row in store.reader.attempts(run.id)]
+    assert told == [(row.number, row.state, row.reason, row.evidence) for row in empty.reader.attempts(run.id)]
+    assert (run.state, run.reason, run.evidence) == (alone.state, alone.reason, alone.evidence)
+    assert len(store.reader.failures(run.id)) == len(empty.reader.failures(run.id))
+    before = len(store.reader.events(run.id))
+    assert import_folder(store, folder) == run
+    assert len(store.reader.events(run.id)) == before
 
 
 def test_an_older_attempt_without_an_exit_file_was_killed_in_a_copy_as_well(made: Path, tmp_path: Path) -> None:
