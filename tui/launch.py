@@ -46,6 +46,7 @@ class LaunchScreen(HomeScreen):
     LaunchScreen #choice { padding: 1 1 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "gate", "ask the gate", show=False, id="launch.gate"),  # where no row is chosen yet
         Binding("m", "climb", "smoke missing", id="launch.smoke"),
         Binding("ctrl+l", "launch", "launch", key_display="^l", id="launch.launch"),
         Binding("escape", "back", "back", id="launch.back"),

@@ -14,6 +14,7 @@ from typing import ClassVar
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
@@ -150,8 +151,9 @@ class Table(Painted, can_focus=True):
         self._go(0 if direction < 0 else len(self._keys) - 1)
 
     def action_open(self) -> None:
-        if self.cursor_key is not None:
-            self.post_message(self.Opened(self, self.cursor_key))
+        if self.cursor_key is None:
+            raise SkipAction  # the screen may have a use for the key
+        self.post_message(self.Opened(self, self.cursor_key))
 
     def sign(self, key: str | None, letter: str) -> None:
         """The one row of this key bears the letter, one of _UNDER_CURSOR."""

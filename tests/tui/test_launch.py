@@ -140,6 +140,25 @@ async def test_a_gate_that_is_asked_at_once_is_asked_of_what_the_run_was_told(
     ]
 
 
+async def test_a_gate_is_asked_once_the_recipe_is_found_however_long_that_takes(
+    tmp_path: Path, open_app: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no row was chosen yet the key was taken by the list, and lost."""
+    asked, are_read, found = [], threading.Event(), launch.offers
+    monkeypatch.setattr(launch, "standing", lambda _, wish: asked.append(wish) or Standing(False, fault="seen"))
+    path = a_run(tmp_path, "smollm2/dpace", {"named_gpus": ["5"]}, host="gpubox")
+    app = open_app(path, places=places_of(tmp_path, path))
+    async with opened(app, size=(100, 30)) as pilot:
+        monkeypatch.setattr(launch, "offers", lambda places: found(places) if are_read.wait(60) else [])
+        await pilot.press("4", "enter")
+        await pilot.pause()
+        assert asked == []
+        are_read.set()
+        await shown(app, pilot, "seen")
+
+    assert [(wish.branch, wish.host, wish.gpus) for wish in asked] == [("dpace", "gpubox", ("5",))]
+
+
 @pytest.mark.parametrize(
     ("name", "launched", "facts", "why"),
     [

@@ -42,7 +42,7 @@ def spelled_wide(path: Path) -> None:
 
 def narrowed(text: str) -> str:
     for narrow, wide in WIDE.items():
-        text = text.replace(wide, narrow)
+        text = text.replace(f"'{wide}'", narrow).replace(wide, narrow)  # in a command a shell wants it quoted
     return text
 
 
