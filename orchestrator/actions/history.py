@@ -45,8 +45,10 @@ from orchestrator.store.rows import (
 
 if TYPE_CHECKING:
     from orchestrator import known
+    from orchestrator.actions import comparable
     from orchestrator.store import names as all_metrics
 else:
+    comparable = lazy("orchestrator.actions.comparable")
     known = lazy("orchestrator.known")  # knows hosts.yaml: reading YAML is not for `ls`
     all_metrics = lazy("orchestrator.store.names")
 
@@ -98,12 +100,16 @@ class RunPage:
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric of several runs: mean of its newest 100 reports, and smallest and largest ever seen."""
+    """One metric of several runs: mean of its newest 100 reports, and smallest and largest ever seen.
+
+    `unlike`: the keys by which it is another quantity in those that told it; none where it may be compared.
+    """
 
     name: str
     finals: list[float | None]
     minima: list[float | None]
     maxima: list[float | None]
+    unlike: list[str]
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,6 @@ class Comparison:
     metrics: list[Measured]
     throughput: list[Throughput]  # of every run that told its step times, against the first
     decoded: list[dict[str, Decoded]]  # of each run, by way of decoding: what its drafter is worth
-    unlike_losses: list[str]  # the keys by which their losses are other sums
 
 
 def count_others(places: Places, kind: str) -> int:
@@ -251,14 +256,13 @@ def compare(places: Places, selectors: Sequence[str]) -> Comparison:
         measured = [whole_series(reader, run.id) for run in runs]
         steps = [throughput.mean_step(reader, run) for run in runs]
         decoded = decoded_ways(reader, [run.id for run in runs])
-    names = list(dict.fromkeys(name for rows in measured for name in rows))
+    names = in_reading_order({name for rows in measured for name in rows})
     return Comparison(
         runs,
         spec_differences(specs),
-        [_measured(name, [rows.get(name) for rows in measured]) for name in in_reading_order(names)],
+        [_measured(name, [rows.get(name) for rows in measured], specs) for name in names],
         [throughput.explain(step, steps[0]) for step in steps[1:] if step is not None and steps[0] is not None],
         [decoded.get(run.id, {}) for run in runs],
-        unlike_losses(specs),
     )
 
 
@@ -372,12 +376,13 @@ def _document(reader: Reader, run: RunRow, name: Document) -> Mapping[str, Any]:
     return found
 
 
-def _measured(name: str, rows: Sequence[SeriesRow | None]) -> Measured:
+def _measured(name: str, rows: Sequence[SeriesRow | None], specs: Sequence[Mapping[str, Any]]) -> Measured:
     return Measured(
         name,
         [row.recent_mean if row else None for row in rows],
         [row.min_value if row else None for row in rows],
         [row.max_value if row else None for row in rows],
+        comparable.unlike(name, [spec for row, spec in zip(rows, specs, strict=True) if row]),
     )
 
 

@@ -40,7 +40,6 @@ else:
 
 KINDS = [*(str(kind) for kind in Kind), "all"]
 NAME = Column("metric", gives_way=True, least=12)  # a name may be hundreds of characters long
-_BY_LABEL = ("accuracy", "streak", "acceptance_length")  # what counts as right there is the label's business
 MOST_SKETCHES = 200  # a run may have thousands of metrics; a sketch is three queries
 
 
@@ -199,13 +198,13 @@ def compare(terminal: Terminal, selectors: tuple[str, ...]) -> None:
     told = measured.speeds(found.throughput, width=terminal.width)
     has_speeds = bool(told) and len(found.throughput) + 1 == len(found.runs)  # of a speed one number is enough
     shown = [item for item in found.metrics if item.name != "block_tokens_per_s" or not has_speeds]
-    names = [item.name + "*" * _is_unlike(item.name, found.unlike_losses) for item in shown]
+    names = [item.name + "*" * bool(item.unlike) for item in shown]
     finals = [
         [name, *(metric(item.name, value) for value in item.finals)] for name, item in zip(names, shown, strict=True)
     ]
     terminal.lines(["", heading(f"Metrics, the {MEAN} of each run"), *table(columns, finals, width=terminal.width)])
-    if any(name.endswith("*") for name in names):
-        note = f"* made differently ({', '.join(found.unlike_losses)}): not to be held against one another"
+    if keys := list(dict.fromkeys(key for item in shown for key in item.unlike)):
+        note = f"* made differently ({', '.join(keys)}): not to be held against one another"
         terminal.lines(wrapped(note, terminal.width))
     bests = [[name, *_spans(item)] for name, item in zip(names, shown, strict=True)]
     terminal.lines(["", heading("Smallest … largest"), *table(columns, bests, width=terminal.width)])
@@ -321,13 +320,6 @@ def _say_if_doubled(terminal: Terminal, runs: Sequence[RunRow]) -> None:
     ids = [run.id for run in runs]
     for run_id in sorted({run_id for run_id in ids if ids.count(run_id) > 1}):
         terminal.say(f"note: run {run_id} stands beside itself")
-
-
-def _is_unlike(name: str, keys: Sequence[str]) -> bool:
-    """Whether a metric is another sum where losses are told so: of other terms the total alone, of other labels all."""
-    if not keys or (name.startswith("loss_") and all(key.startswith("loss.terms.") for key in keys)):
-        return False
-    return name == "loss" or name.startswith("loss_") or ("loss.label" in keys and name in _BY_LABEL)
 
 
 def _differences(found: Comparison, *, width: int | None) -> list[str]:
