@@ -208,16 +208,18 @@ def _last_of_each(found: Sequence[Block]) -> set[int]:
     """By identity the last traceback of each process; with the one before it where the last is of what only waited for it.
 
     One that its process ignored counts where that has no other. More than MOST_WAITING in a row are no ranks and launchers of
-    one end.
+    one end. What only a label calls another process's was handled, or copied, where one without any label comes after it.
     """
     kept: dict[str, list[Block]] = {}
     ended = {block.prefix for block in found if not (block.is_system or block.is_ignored)}
     for block in found:
         if block.is_system or (block.is_ignored and block.prefix in ended):
             continue
-        own = kept.setdefault(block.prefix, [])
-        if not (block.follows and _only_waited(block)):
+        own, has_waited = kept.setdefault(block.prefix, []), _only_waited(block)
+        if not (block.follows and has_waited):
             own.clear()
+        if not (block.prefix or block.is_ignored or has_waited or block.raised[-1].kind == "KeyboardInterrupt"):
+            kept = {prefix: held for prefix, held in kept.items() if not any(each.is_labelled for each in held)}
         own.append(block)
     few = (own if len(own) <= 1 + MOST_WAITING else own[-1:] for own in kept.values())
     return {id(block) for own in few for block in own}

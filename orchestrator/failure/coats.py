@@ -15,8 +15,9 @@ _PREFIX = re.compile(
 _DATED = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d)"
 _JOURNAL = re.compile(rf"^{_DATED} \S+ (?:kernel: (?:\[[ \d.]+\] )?|(?P<process>[\w./-]+\[\d+\]): ?)")
 _CONTAINER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z (?:(?:stdout|stderr) F )?")
-# Of whole lines as `srun -l`, pdsh and DeepSpeed's runner label them, by task, rank or host: with a number, and no class.
-_LABEL = re.compile(r"^ {0,5}(?P<label>(?!\d{4}-)(?=[a-z.-]*\d)[a-z0-9][\w.-]{0,63}): ?")
+# Of whole lines as `srun -l`, pdsh and DeepSpeed's runner label them, by task, rank or host: with a number, no class, and a
+# blank behind it, which an empty line may have lost; `grep -r` puts none between a file's name and its line.
+_LABEL = re.compile(r"^ {0,5}(?P<label>(?!\d{4}-)(?=[a-z.-]*\d)[a-z0-9][\w.-]{0,63}):(?: |$)")
 # With signs of boxes, and as rich draws it where the stream takes ASCII alone.
 _BOX = re.compile(
     r"^(?:[╭┌][─ ]*Traceback \(most recent call last\)[─ ]*[╮┐]|\+[- ]*Traceback \(most recent call last\)[- ]*\+)$"

@@ -1,7 +1,8 @@
 """Whose words a message holds: the error's own, those of an error it carries, or somebody else's that it quotes.
 
-An error of the card's memory begins with its words, after the name of its class or what a wrapper put before it. The same
-words further on are a quotation: of yesterday's run, of a server's answer, of a file's name. Pure text.
+An error of the card's memory begins with its words, and one of the system's with its number, after the name of its class or
+what a wrapper put before it. The same further on is a quotation: of yesterday's run, of a server's answer, of a file's name.
+Pure text.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ _NO_WRAPPER = re.compile(
     r"|^re\.error$|PatternError$|JSONDecodeError$|^_pytest\.|^unittest\."
 )
 
+OF_SYSTEM = r"(?:OS|IO|Environment)Error"  # how a class of a system's errors ends
+_NUMBERED = re.compile(
+    rf"\A(?P<before>|[^'\"`\n]{{1,160}}?(?:: |\] |\braised ))(?P<kind>[\w.]*{OF_SYSTEM}): (?P<own>\[Errno \d+\](?s:.*))"
+)
+_RUST = re.compile(r"\(os error (?P<number>\d{1,4})\)\W*\Z")
+_BY_SYSTEM = re.compile(rf"(?:\A|: )(?:I/?O [Ee]rror|[\w.]*{OF_SYSTEM})\Z")
+_PATH = re.compile(r"(?<![\w/])[~.]{0,2}/[^\s:]+|\bI/O\b")
+
 # A process, a thread or a compiler hands on the error of another part of the same job, with its traceback or its line.
 _CARRIES = re.compile(
     rf"(?m)^[ \t]*(?:{_CLASS}: )?(Caught \w+ in |-- Process \d+ terminated with the following error|backend='\w+' raised"
@@ -62,7 +71,9 @@ _RAISED = re.compile(
 
 def own_words(kind: str, message: str) -> tuple[str, str]:
     """Class and message without what a wrapper of the same job put before an allocator's whole text, or before a class and
-    what the driver or a cut text says."""
+    what the driver or a cut text says; a system's error, a library's in Rust too, as one that begins with its number."""
+    if (numbered := _numbered(kind, message)) is not None:
+        return numbered
     found = None if _NO_WRAPPER.search(kind) else _WRAPPED.match(message)
     if found is None or (found["short"] and not found["kind"]):
         return kind, message
@@ -70,6 +81,24 @@ def own_words(kind: str, message: str) -> tuple[str, str]:
     if _QUOTES.search(before) or not _FAILED.search(before):
         return kind, message
     return found["kind"] or kind, found["own"]
+
+
+def _numbered(kind: str, message: str) -> tuple[str, str] | None:
+    """None where an error begins with its number as it is, has none, or only quotes one."""
+    if _NO_WRAPPER.search(kind):
+        return None
+    if (rust := _RUST.search(message)) is not None:
+        before = message[: rust.start()].rpartition(": ")[0]
+        by_system = re.search(rf"{OF_SYSTEM}$", kind) or _BY_SYSTEM.search(before)
+        quotes = _QUOTES.search(_PATH.sub("", before))
+        return ("OSError", f"[Errno {rust['number']}] {message}") if by_system and not quotes else None
+    found = _NUMBERED.match(message)
+    if found is None:
+        return None
+    before = _OWN_PLACE.sub("", found["before"])
+    has_class_alone = re.fullmatch(rf"(?:{_CLASS}: ?)*", before)
+    is_own = has_class_alone or (_FAILED.search(before) and not _QUOTES.search(before))
+    return (found["kind"], found["own"]) if is_own else None
 
 
 def carries(kind: str, message: str) -> bool:

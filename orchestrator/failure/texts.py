@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.failure import xid
 from orchestrator.failure.oom_text import numbers, shortage
-from orchestrator.failure.spoken import ELSEWHERE, HEAD, carried, own_words
+from orchestrator.failure.spoken import ELSEWHERE, HEAD, OF_SYSTEM, carried, own_words
 from orchestrator.store.rows import Reason
 
 EXCEPTION = "exception"  # failed by an exception that no rule knows better
@@ -237,9 +237,7 @@ _SYMBOLS = (
     r"|\bcudaMalloc\w* (failed:?|returned) out of memory|out_of_memory: CUDA error|Out of memory error on GPU \d)"
 )
 _CUT = "|".join(re.escape("memory. Tried to allocate"[:length]) for length in range(2, 25))  # at the end of a log
-_NUMBER = (
-    r"\A(?:[^'\"`/]*?\w: )?\[Errno "  # of a system's error, whatever its language; behind a class or a part, not quoted
-)
+_SYSTEMS = rf"^$|{OF_SYSTEM}$"  # its errors are known by their number, whatever their language, which they begin with
 _Rule = tuple[str, str, Callable[[str], Meaning]]
 _TABLE: tuple[_Rule, ...] = (
     # the bundled trainer's ranks name the one that ended: its own words are another process's failure
@@ -256,10 +254,11 @@ _TABLE: tuple[_Rule, ...] = (
     ),
     (
         _ANY,
-        r"/dev/shm.{0,300}(No space left|Error while creating)|(No space left|\[Errno 28\])[^\n]{0,200}/dev/shm|failed to extend /dev/shm"
+        r"/dev/shm.{0,300}(No space left|Error while creating)|No space left[^\n]{0,200}/dev/shm|failed to extend /dev/shm"
         r"|creating shared memory segment|posix_fallocate failed",
         _shm,
     ),
+    (_SYSTEMS, r"\A\[Errno 28\][^\n]{0,200}/dev/shm", _shm),
     # look-alikes
     (
         _ANY,
@@ -350,7 +349,8 @@ _TABLE: tuple[_Rule, ...] = (
     (_ANY, r"Out of memory: Kill(ed)? process|oom-kill:constraint=CONSTRAINT_NONE|invoked oom-killer", _host),
     (_ANY, r"DefaultCPUAllocator|\$ Torch: not enough memory", _host),
     (r"(^|\.)_?(Array)?MemoryError$", _ANY, _host),
-    (_ANY, rf"Cannot allocate memory|std::bad_alloc|{_NUMBER}12\]", _host),
+    (_ANY, r"Cannot allocate memory|std::bad_alloc", _host),
+    (_SYSTEMS, r"\A\[Errno 12\]", _host),
     (
         _ANY,
         r"killed by signal: Killed|exitcode: -9|exit code -9\b|Signal 9 \(SIGKILL\)|died with <Signals\.SIGKILL"
@@ -360,10 +360,10 @@ _TABLE: tuple[_Rule, ...] = (
     # disks
     (
         _ANY,
-        r"No space left on device|StorageFull|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+"
-        rf"|{_NUMBER}(28|122)\](?!.*inotify)|\(os error (28|122)\)\W*\Z",  # whatever the language
+        r"No space left on device|StorageFull|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+",
         _disk,
     ),
+    (_SYSTEMS, r"\A\[Errno (28|122)\](?!.*inotify)", _disk),
     (
         _ANY,
         r"(?i)\b(CUDA|HIP|XPU|GPU)\b.{0,200}out[ _]of[ _]memory|_OUT_OF_MEMORY|cudaErrorMemoryAllocation|_ALLOC_FAILED",

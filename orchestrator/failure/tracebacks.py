@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.failure.coats import (
@@ -96,6 +96,7 @@ class Block:
     is_system: bool = False
     follows: bool = False  # another of its process, with nothing but a launcher's lines between the two
     is_ignored: bool = False  # its process went on after it, as the line before says
+    is_labelled: bool = False  # a label alone says which process it is of: a job may write such a one itself
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -110,7 +111,7 @@ def blocks(text: str) -> Iterator[Block]:
         lines.setdefault(prefix, []).extend((number, part) for part in parts)
     found_blocks = [item for prefix, own in lines.items() for item in _own_blocks(prefix, own)]
     for _, block in sorted(found_blocks, key=lambda item: item[0]):
-        yield block
+        yield replace(block, is_labelled=block.prefix in labels)
 
 
 def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Block]]:

@@ -9,6 +9,7 @@ from tests.orchestrator.failure_quotes import FRAME, HEADER
 from tests.orchestrator.failure_wrappers import COMMAND_FAILED, OOM
 
 TRACEBACK = f"{HEADER}{FRAME}{OOM}\n"
+OWN = f"{HEADER}{FRAME}ValueError: bad row\n"
 RECORDED = (  # rich 15 under LC_ALL=C, stderr in ASCII
     "+--------------------- Traceback (most recent call last) ----------------------+\n"
     "| /srv/me/train.py:7 in <module>                                               |\n"
@@ -30,6 +31,10 @@ RECORDED = (  # rich 15 under LC_ALL=C, stderr in ASCII
 
 def labelled(label: str, text: str = TRACEBACK) -> str:
     return "".join(f"{label}{line}" for line in text.splitlines(keepends=True))
+
+
+def numbered(label: str) -> str:
+    return "".join(f"{label}{number}:{line}" for number, line in enumerate(TRACEBACK.splitlines(keepends=True), 1))
 
 
 def at_labels(*labels: str) -> str:
@@ -64,6 +69,30 @@ LANGUAGES = [
         "disk_full",
         "worker 3 died: OSError: [Errno 28] Kein Speicherplatz",
         "RuntimeError",
+    ),
+    Case("a full disk, by an old name of its class", "disk_full", "[Errno 28] Gerät voll", "IOError"),
+    Case("a full disk, in a class of the job's own", "disk_full", "[Errno 28] Gerät voll", "shards.ShardIOError"),
+    Case("a full disk, handed on with its class", "disk_full", "OSError: [Errno 28] Gerät voll", "RuntimeError"),
+    Case(
+        "a full disk, in a rank's step",
+        "disk_full",
+        "[rank 3] step 41: OSError: [Errno 122] Se ha excedido la cuota de disco",
+        "RuntimeError",
+    ),
+    Case("no memory, of a worker", "host_oom", "worker 3 died: OSError: [Errno 12] Nicht genügend", "RuntimeError"),
+    Case(
+        "shared memory, of a worker, in German",
+        "shm",
+        "worker 3 died: OSError: [Errno 28] Gerät voll: '/dev/shm/torch_4711_1'",
+        "RuntimeError",
+    ),
+    Case("a full disk, by Rust alone, in German", "disk_full", "Gerät voll (os error 28)", "OSError"),
+    Case("a full disk, by Rust, in a path", "disk_full", "write /srv/k3/a.bin: Gerät voll (os error 28)", "OSError"),
+    Case(
+        "a full disk, by Rust in Rust",
+        "disk_full",
+        "Data processing error: IO Error: Gerät voll (os error 122)",
+        "Exception",
     ),
     Case("no memory for a fork, in German", "host_oom", "[Errno 12] Nicht genügend Hauptspeicher verfügbar", "OSError"),
     Case("no memory for a fork, in French", "host_oom", "[Errno 12] Ne peut allouer de la mémoire", "OSError"),
@@ -115,6 +144,33 @@ LANGUAGES = [
         "FileNotFoundError",
     ),
     Case("a number that begins alike", "exception", "[Errno 128] Schlüssel wurde widerrufen", "OSError"),
+    *(
+        Case(f"a number in a sentence, {number}", "exception", text, kind)
+        for number, (kind, text) in enumerate(
+            (
+                ("ValueError", "expected: [Errno 28] no"),
+                ("ValueError", "[Errno 28] no"),
+                ("RuntimeError", "upload of shard 3: [Errno 28] remote says full"),
+                ("OSError", "upload of shard 3: [Errno 28] remote says full"),
+                ("ValueError", "parsed 3 lines: [Errno 12] was not found in table"),
+                ("KeyError", "OSError: [Errno 28] has no handler"),
+                ("AssertionError", "worker 3 died: OSError: [Errno 28] Gerät voll"),
+                ("RuntimeError", "worker 3 of yesterday's run died: OSError: [Errno 28] Gerät voll"),
+                ("RuntimeError", "worker 3 died: expected OSError: [Errno 28] Gerät voll"),
+                ("RuntimeError", "worker 3 died, the log has 'OSError: [Errno 28] Gerät voll'"),
+                ("RuntimeError", "server replied: OSError: [Errno 28] Gerät voll"),
+                ("requests.exceptions.HTTPError", "OSError: [Errno 28] Gerät voll"),
+                ("RuntimeError", "test passed, as disk refused (os error 28)"),
+                ("RuntimeError", "test passed: I/O error: disk refused (os error 28)"),
+                ("ValueError", "expected: I/O error: Gerät voll (os error 28)"),
+                ("ValueError", "I/O error: Gerät voll (os error 28)"),
+                ("OSError", "server replied: Gerät voll (os error 28)"),
+                ("RuntimeError", "peer is full: [Errno 28] Gerät voll: '/dev/shm/torch_4711_1'"),
+                ("ValueError", "expected: [Errno 28] in /dev/shm"),
+            ),
+            1,
+        )
+    ),
     Case("killed, in a German sentence", None, "Getötet wurden 3 alte Sperren\nstep 1\n"),
     Case("ended, in a Spanish log", None, "Terminado en 3 s\n"),
     Case("stopped, in a French log", None, "Processus arrêté proprement après 3 pas\n"),
@@ -138,7 +194,35 @@ LANGUAGES = [
         f"{TRACEBACK}srun: error: gpu01: task 0: Exited with exit code 1\n{COMMAND_FAILED}",
     ),
     Case("slurm's word for a killed step", "cgroup_oom", "srun: error: gpu01: task 0: Out Of Memory\n"),
+    Case("srun -l, its empty lines without their blank", "gpu_oom", labelled("0: ").replace("0: \n", "0:\n")),
+    Case(
+        "srun -l, and whoever waited for it, without srun's word",
+        "gpu_oom",
+        f"{labelled('0: ')}step 3 of the pipeline\n{COMMAND_FAILED}",
+    ),
+    *(
+        Case(f"srun -l, and {what} of its launcher", "gpu_oom", f"{labelled('0: ')}{text}")
+        for what, text in (
+            ("a last word", "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + OWN),
+            ("an interrupt", f"{HEADER}{FRAME}KeyboardInterrupt\n"),
+        )
+    ),
     # no labels
+    *(
+        Case(f"what {who}, then an error of one's own", "exception", f"{text}{OWN}")
+        for who, text in (
+            ("grep -r printed", labelled("old-2026-11.log:")),
+            ("grep -rn printed", numbered("old-2026-11.log:")),
+            ("grep -h printed, labelled", labelled("run3: ")),
+            ("a retry printed", labelled("retry-1: ") + "retry-1: trying again\n"),
+            ("a step printed and handled", labelled("step12: ") + "step 13\n"),
+            ("two steps printed and handled", labelled("step12: ") + labelled("step13: ")),
+            ("a step drew and handled", labelled("step12: ", RECORDED)),
+            ("a step printed and handled, in a container", labelled("2026-12-01T10:00:00.1Z stderr F step12: ")),
+        )
+    ),
+    Case("grep -r alone", None, labelled("old-2026-11.log:")),
+    Case("grep -r of several files", None, at_labels("old-2026-11.log:", "old-2026-12.log:")),
     Case(
         "a message that quotes a traceback line by line",
         "exception",

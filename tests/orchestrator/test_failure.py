@@ -13,7 +13,7 @@ from orchestrator.failure.oom_text import numbers, size_bytes
 from tests.orchestrator.failure_corpus import CORPUS, FATAL_XIDS, LOOK_ALIKES, OTHER_XIDS, Case, gib, xid_line
 from tests.orchestrator.failure_handled import HANDLED
 from tests.orchestrator.failure_languages import LANGUAGES
-from tests.orchestrator.failure_quotes import OTHER_MEMORY, QUOTATIONS
+from tests.orchestrator.failure_quotes import FRAME, HEADER, OTHER_MEMORY, QUOTATIONS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -45,6 +45,14 @@ def test_every_text_of_the_corpus_is_told_for_what_it_is(case: Case) -> None:
     assert "\n" not in first.message
     if case.kind != "exception":
         assert first.hint
+
+
+@pytest.mark.parametrize("case", [case for case in LANGUAGES if case.raised], ids=lambda case: case.name)
+def test_what_an_exception_means_is_the_same_in_a_log(case: Case) -> None:
+    """There its class does not stand in front of its message a second time."""
+    (found,) = from_log(f"{HEADER}{FRAME}{case.raised}: {case.text}\n", "stderr")
+
+    assert (found.kind, found.is_certain, found.is_echo) == (case.kind, case.is_certain, case.is_echo)
 
 
 def test_the_corpus_is_large_and_no_look_alike_is_called_gpu_oom() -> None:
