@@ -24,12 +24,13 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test check quick thorough format lint types setup-demo setup-test system-packages wheel clean
 
 # Ctrl-C is no error of the demo: what goes on, and how to come back, has been said by then, and make itself ends by the key.
+# A key is heard by this shell too; a program that was interrupted alone has not done what was asked.
 demo: setup-demo
-	@{ $(BIN)/draftyard deploy smollm2 --host local && \
+	@key=; trap 'key=heard' INT; { $(BIN)/draftyard deploy smollm2 --host local && \
 	  $(BIN)/draftyard smoke smollm2 --host local && \
 	  $(BIN)/draftyard launch smollm2 --host local --follow && echo && \
 	  echo "(after \`. $(BIN)/activate\` the word draftyard will do in this shell)"; } || \
-	{ ended=$$?; [ $$ended = 130 ] || exit $$ended; }
+	{ ended=$$?; [ "$$key" ] && [ $$ended = 130 ] || exit $$ended; }
 
 # Parallel tests use one thread each; tests marked `alone` take both cores and run by themselves afterwards. Types are read
 # beside the parallel ones, whose waits leave room for that; what they came to is said after them, where it is seen.

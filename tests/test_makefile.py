@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -247,7 +248,7 @@ import os, signal, sys, time
 if sys.argv[1] != {verb!r}:
     sys.exit(0)
 try:
-    print("under way", flush=True)
+    print("under way", os.getpid(), flush=True)
     time.sleep({waits_s})
     sys.exit({ends})
 except KeyboardInterrupt:
@@ -256,14 +257,13 @@ except KeyboardInterrupt:
 """  # as draftyard ends: by itself, or by a Ctrl-C that it has answered
 
 
-@pytest.mark.parametrize("verb", ["deploy", "smoke", "launch"])
-def test_ctrl_c_of_the_demo_leaves_no_line_that_reads_as_an_error(tmp_path: Path, verb: str) -> None:
+def _interrupted_demo(tmp_path: Path, verb: str, interrupt: Callable[[int, int], None]) -> tuple[int, str, str]:
+    """Status, stdout and stderr of a demo; `interrupt` is given its process group and the process of the verb."""
     venv = tmp_path / "venv"
     _demo_ready(venv, STOPS_AT.format(verb=verb, waits_s=60, ends=0))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", f"VENV={venv}", "demo"]
     with subprocess.Popen(
-        command,
+        ["make", f"VENV={venv}", "demo"],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -272,14 +272,27 @@ def test_ctrl_c_of_the_demo_leaves_no_line_that_reads_as_an_error(tmp_path: Path
         start_new_session=True,
     ) as demo:
         assert demo.stdout is not None
-        assert demo.stdout.readline() == "under way\n"
-
-        os.killpg(demo.pid, signal.SIGINT)  # a key goes to make, its shell and the program
+        said, _, process = demo.stdout.readline().rpartition(" ")
+        assert said == "under way"
+        interrupt(demo.pid, int(process))
         out, err = demo.communicate(timeout=60)
+    return demo.returncode, out, err
 
-    assert out == "the run goes on\n"
-    assert err == ""
-    assert demo.returncode == -signal.SIGINT
+
+@pytest.mark.parametrize("verb", ["deploy", "smoke", "launch"])
+def test_ctrl_c_of_the_demo_leaves_no_line_that_reads_as_an_error(tmp_path: Path, verb: str) -> None:
+    # A key goes to make, its shell and the program.
+    ended = _interrupted_demo(tmp_path, verb, lambda group, _: os.killpg(group, signal.SIGINT))
+
+    assert ended == (-signal.SIGINT, "the run goes on\n", "")
+
+
+@pytest.mark.parametrize("verb", ["deploy", "smoke", "launch"])
+def test_a_demo_whose_program_alone_is_interrupted_is_no_success(tmp_path: Path, verb: str) -> None:
+    status, out, err = _interrupted_demo(tmp_path, verb, lambda _, process: os.kill(process, signal.SIGINT))
+
+    assert (status, out) == (2, "the run goes on\n")
+    assert "Error 130" in err
 
 
 @pytest.mark.parametrize("verb", ["deploy", "smoke", "launch"])
