@@ -95,12 +95,12 @@ def wait(
             time.sleep(min(POLL_S, _patience_s(ends_s)))
     if not run.state.is_final:
         raise NotFinished(
-            f"run {run.id} {_standing(places, run)} after {timeout_s:g} s; {_outlook(places, run)}{_gone(run)}"
+            f"run {run.id} {_last_known(places, run)} after {timeout_s:g} s; {_outlook(places, run)}{_gone(run)}"
         )
     return run
 
 
-def _standing(places: Places, run: RunRow) -> str:
+def _last_known(places: Places, run: RunRow) -> str:
     """What is known of a run that has not ended in time: of a silent host only what it said last."""
     if run.unreachable_since_s is None:
         return f"is {run.state}"

@@ -21,7 +21,7 @@ from orchestrator.verbs import listing
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.program import words_of_others
 from orchestrator.verbs.table import Cell, Column, heading, table, wrapped
-from orchestrator.verbs.words import MEAN, ago, gib, metric, sparkline, standing
+from orchestrator.verbs.words import MEAN, ago, gib, metric, sparkline, state_and_step
 from orchestrator.verbs.words_typed import METRIC, RECIPE_NAME, RUN, SORT, count
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def _evidence(row: EvidenceRow) -> list[str | Cell]:
 
 
 def _run_heads(runs: list[RunRow]) -> list[str]:
-    return [f"{run.id}  {run.recipe} {run.branch} on {run.host}: {standing(run)}" for run in runs]
+    return [f"{run.id}  {run.recipe} {run.branch} on {run.host}: {state_and_step(run)}" for run in runs]
 
 
 def _say_if_doubled(terminal: Terminal, runs: Sequence[RunRow]) -> None:

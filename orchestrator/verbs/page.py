@@ -19,7 +19,7 @@ from orchestrator.units import duration, spoken
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
 from orchestrator.verbs.table import Column, heading, pairs, table, wrapped
-from orchestrator.verbs.words import MEAN, ago, clock, gib, grace_left, metric, number, standing
+from orchestrator.verbs.words import MEAN, ago, clock, gib, grace_left, metric, number, state_and_step
 
 _TRAINED = "acceptance_length: in training, where every draft follows the text's own tokens; decoded is below"
 
@@ -31,7 +31,7 @@ def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = Fa
         told = [line for failure in page.failures for line in _failure(failure, is_whole=True)]
         return [*head, "", *(told or [_no_failure(page.run)])]
     sections = [
-        _standing(page, now_s),
+        _state(page, now_s),
         _failures(page),
         ladder(page, width) if page.rungs else [],
         _metrics(page, width),
@@ -57,9 +57,9 @@ def _head(run: RunRow) -> list[str]:
     return [title, *([inert(run.why)] if run.why else [])]
 
 
-def _standing(page: RunPage, now_s: float) -> list[str]:
+def _state(page: RunPage, now_s: float) -> list[str]:
     run = page.run
-    items = [("state", standing(run) + (f", {run.stage}" if run.stage and not run.state.is_final else ""))]
+    items = [("state", state_and_step(run) + (f", {run.stage}" if run.stage and not run.state.is_final else ""))]
     items.append(("because", run.evidence or "-"))
     if run.removed_s is not None:
         items.append(("in the bin", f"since {clock(run.removed_s)}; no list shows it"))

@@ -112,7 +112,7 @@ STATE_COLOURS = {
 }
 
 
-def standing(run: RunRow) -> str:
+def state_and_step(run: RunRow) -> str:
     """`running, step 330 of 700`: without how far it is, a number of a run says little."""
     step = "" if run.step is None else f", step {run.step}" + (f" of {run.num_steps}" if run.num_steps else "")
     return state_cell(run).text + step
