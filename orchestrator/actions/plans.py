@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -67,8 +67,7 @@ class Planned:
     switches: list[Switch]  # single changes that lower the peak; what fits first where today's plan does not
     time: StepTime | None = None  # None: neither measured nor bounded
     by_role: ByRole | None = None  # where several processes share the training
-    measured_in: tuple[str, ...] = ()  # the runs whose unexplained memory it shows, newest first
-    num_trainings: int = 0  # of those; the others are smoke runs
+    measured: Residuals = field(default_factory=Residuals)  # by which runs what it calls unexplained was measured
     to_measure: str = ""  # what would measure its time, where nothing has
 
 
@@ -316,7 +315,7 @@ def _planned(
 
     `is_begun`: its hidden states were made, so that no pass of the target has to fit any more.
     """
-    known = seen or Residuals({}, (), 0)
+    known = seen or Residuals()
     capacity_bytes, device, is_hopper = card
     if capacity_bytes is not None:
         capacity_bytes = max(capacity_bytes - reserve_bytes, 0)
@@ -333,7 +332,7 @@ def _planned(
     offered = nearest_fits if made.step_verdict == "does not fit" else switches
     largest = None if capacity_bytes is None else largest_fit(spec, planned)
     advised = offered(spec, planned)
-    return Planned(spec, made, told, largest, advised, measured_in=known.run_ids, num_trainings=known.num_trainings)
+    return Planned(spec, made, told, largest, advised, measured=known)
 
 
 def _is_of_the_plan(reason: str | None, device: str) -> bool:

@@ -4,8 +4,8 @@ either."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from orchestrator.actions.host_facts import is_hopper
@@ -18,12 +18,25 @@ from remote.spec import DFlashSpec
 
 
 @dataclass(frozen=True)
-class Residuals:
-    """Measured less planned bytes by stage, the target's pass among them, one of each run; and those runs, the newest first."""
+class Runs:
+    """Which runs measured something, the newest first."""
 
-    by_stage: dict[str, list[int]]
-    run_ids: tuple[str, ...]
-    num_trainings: int  # of those; the others are smoke runs
+    run_ids: tuple[str, ...] = ()
+    num_trainings: int = 0  # of those
+
+    @property
+    def num_smoke_runs(self) -> int:
+        return len(self.run_ids) - self.num_trainings
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Measured less planned bytes by stage, the target's pass among them, one of each run; and the runs that told each, as a
+    run need not reach every stage."""
+
+    by_stage: dict[str, list[int]] = field(default_factory=dict)
+    told_by: dict[str, Runs] = field(default_factory=dict)
+    runs: Runs = Runs()  # all that told any stage
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None
     seen = sorted((*_rungs(reader, spec), *_trainings(reader, spec)), key=lambda run: run.at_s, reverse=True)
     tree = next((run.tree for run in seen if run.tree is not None), None)
     by_stage: dict[str, list[int]] = {}
+    told_by: dict[str, list[_Measured]] = {}
     counted = []
     for run in seen:
         gpu = gpu_of(reader, run.run_id)
@@ -61,8 +75,12 @@ def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None
         counted.append(run)
         for name, size in known.items():
             by_stage.setdefault(name, []).append(size - sizes[name])
-    trainings = sum(run.rung is None for run in counted)
-    return Residuals(by_stage, tuple(run.run_id for run in counted), trainings)
+            told_by.setdefault(name, []).append(run)
+    return Residuals(by_stage, {name: _named(runs) for name, runs in told_by.items()}, _named(counted))
+
+
+def _named(runs: Sequence[_Measured]) -> Runs:
+    return Runs(tuple(run.run_id for run in runs), sum(run.rung is None for run in runs))
 
 
 def _planned(spec: DFlashSpec, device: str, rung: str | None, is_of_hopper: bool) -> dict[str, int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
 from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, is_of_shape, steps_climbed
@@ -36,13 +38,30 @@ class StepTime:
         return self.step_s * self.num_steps
 
 
-def change_cost(time: StepTime | None, work_factor: float) -> tuple[float, str]:
-    """What a step takes with a change that makes `work_factor` of its arithmetic, and how that is known: seconds that are
-    `est.`, or at `least` that, as today's are measured or a bound; the factor itself, `FLOP`, where no time is known.
-    """
+class Known(StrEnum):
+    """How the cost of a change is known."""
+
+    FLOP = "FLOP"  # a factor of a step's arithmetic: no time is known
+    ESTIMATE = "est."  # seconds, by the arithmetic from measured ones
+    LEAST = "least"  # seconds, a bound as today's are
+
+
+class Cost(NamedTuple):
+    """What a step takes with a change: seconds, or the factor of its arithmetic."""
+
+    size: float
+    known: Known
+
+    @property
+    def step_s(self) -> float | None:
+        return None if self.known is Known.FLOP else self.size
+
+
+def change_cost(time: StepTime | None, work_factor: float) -> Cost:
+    """Of a change that makes `work_factor` of a step's arithmetic, from what a step takes today."""
     if time is None:
-        return work_factor, "FLOP"
-    return time.step_s * work_factor, "est." if time.is_measured else "least"
+        return Cost(work_factor, Known.FLOP)
+    return Cost(time.step_s * work_factor, Known.ESTIMATE if time.is_measured else Known.LEAST)
 
 
 def time_sentence(time: StepTime | None, spec: DFlashSpec, measurer: str = "") -> str:
@@ -61,13 +80,22 @@ def to_measure(spec: DFlashSpec, device: str | None, *, host: str | None, has_gp
     """
     if not _is_one_process(spec):
         return "a training with these roles does"
-    is_there = (
-        device is None or has_gpu == (device == "cuda") or (has_gpu is None and (host is not None or device == "cpu"))
-    )
+    is_there = _is_there(device, host, has_gpu)
     hosts = [host] if host is not None and is_there else [] if is_there else ["HOST"]
     line = command_line("smoke", Words(spec.recipe, spec.branch, hosts))
     kind = "with such a card" if device == "cuda" else "without a card"
     return f"{line} does" + ("" if is_there else f", on a host {kind}")
+
+
+def _is_there(device: str | None, host: str | None, has_gpu: bool | None) -> bool:
+    """Whether a smoke run, on the host or here, would run on such a device."""
+    match device, has_gpu:
+        case None, _:
+            return True
+        case _, None:  # a named host is believed to be what it was named for, this machine to have no card
+            return host is not None or device == "cpu"
+        case _:
+            return has_gpu == (device == "cuda")
 
 
 def time_text(seconds: float) -> str:

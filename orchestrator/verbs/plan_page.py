@@ -11,7 +11,8 @@ import click
 from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body, target_loaded_bytes
-from orchestrator.actions.step_time import StepTime, change_cost, tflop, time_sentence, time_text
+from orchestrator.actions.residuals import Runs
+from orchestrator.actions.step_time import Known, StepTime, change_cost, tflop, time_sentence, time_text
 from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
@@ -81,9 +82,13 @@ def plan_document(found: Planned) -> dict[str, Any]:
         "branch": found.spec.branch,
         "plan": plan_body(made),
         "capacity_from": found.capacity_from,
-        "measured_in": found.measured_in,
-        "num_smoke_runs": len(found.measured_in) - found.num_trainings,
-        "num_trainings": found.num_trainings,
+        "measured_in": found.measured.runs.run_ids,
+        "num_smoke_runs": found.measured.runs.num_smoke_runs,
+        "num_trainings": found.measured.runs.num_trainings,
+        "measured_by_stage": {
+            stage: {**vars(runs), "num_smoke_runs": runs.num_smoke_runs}
+            for stage, runs in found.measured.told_by.items()
+        },
         "largest": found.largest,
         "time": None if found.time is None else {**vars(found.time), "total_s": found.time.total_s},
         "by_role": None if found.by_role is None else roles_document(found.by_role),
@@ -137,7 +142,7 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
     if made.unexplained_bytes:
         more = in_gib(made.unexplained_bytes, places=places)
         most = " at most" if made.peak.num_measured > 1 else ""
-        took = f"{more} GiB that {_runs(found)} took{most} in {made.peak.name}"
+        took = f"{more} GiB that {_told(found.measured.told_by[made.peak.name])} took{most} in {made.peak.name}"
         items.append(("  + unexplained", f"{took} and no line of the plan explains"))
     if made.slack_bytes:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate{_seen_reserved(made)}"))
@@ -234,16 +239,14 @@ def _measured(found: Planned) -> str:
     off = [stage for stage in found.plan.stages if stage.unexplained_bytes is not None]
     most = max(off, key=lambda stage: abs(stage.unexplained_bytes or 0))
     size = in_gib(most.unexplained_bytes, places=gib_places(most.unexplained_bytes), is_signed=True)
-    return f"{size} GiB off at most, in {most.name}, by {_runs(found)} of this shape; the newest {found.measured_in[0]}"
+    runs = found.measured.told_by[most.name]
+    return f"{size} GiB off at most, in {most.name}, by {_told(runs)} of this shape; the newest {runs.run_ids[0]}"
 
 
-def _runs(found: Planned) -> str:
+def _told(runs: Runs) -> str:
     """`2 smoke runs and 1 training`"""
-    rungs = len(found.measured_in) - found.num_trainings
-    each = [
-        counted(number, name) for number, name in ((rungs, "smoke run"), (found.num_trainings, "training")) if number
-    ]
-    return " and ".join(each)
+    numbers = ((runs.num_smoke_runs, "smoke run"), (runs.num_trainings, "training"))
+    return " and ".join(counted(number, name) for number, name in numbers if number)
 
 
 def _largest(found: Planned) -> str:
@@ -271,9 +274,9 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
     Its time is today's by the arithmetic of both, so an estimate, or as today's is a bound; the arithmetic where none is known.
     """
     costs = [change_cost(time, switch.work_factor) for switch in found]
-    (_, known), *_ = costs
-    cost = known if time is None else f"s a step, {known}"
-    numbers = (Column(name, is_number=True) for name in ("must fit GiB", "saves GiB", cost))
+    known = costs[0].known
+    of_step = known if known is Known.FLOP else f"s a step, {known}"
+    numbers = (Column(name, is_number=True) for name in ("must fit GiB", "saves GiB", of_step))
     columns = [Column("change"), *numbers, Column("result")]
     places = gib_places(*(switch.plan.driver_bytes for switch in found))
     saved_places = gib_places(*(switch.saved_bytes for switch in found))
@@ -282,10 +285,10 @@ def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, 
             "",  # its name comes last, into the room that the numbers leave
             in_gib(switch.plan.driver_bytes, places=places),
             in_gib(switch.saved_bytes, places=saved_places),
-            f"x{size:.2f}" if time is None else f"{size:.3g}",
+            f"x{cost.size:.2f}" if cost.step_s is None else f"{cost.step_s:.3g}",
             "same" if switch.keeps_result else "differs",
         ]
-        for switch, (size, _) in zip(found, costs, strict=True)
+        for switch, cost in zip(found, costs, strict=True)
     ]
     numbers_wide = max(len(click.unstyle(line)) for line in table(columns, rows, width=None)) - len(columns[0].heading)
     room = None if width is None else width - numbers_wide
@@ -318,6 +321,6 @@ def typed(flag: str, values: Sequence[str], width: int | None) -> list[str]:
 def _switch_body(switch: Switch, time: StepTime | None) -> dict[str, Any]:
     names = ("name", "overrides", "saved_bytes", "work_factor", "keeps_result", "caution")
     body = {name: getattr(switch, name) for name in names}
-    step_s = None if time is None else change_cost(time, switch.work_factor)[0]
+    step_s = change_cost(time, switch.work_factor).step_s
     verdicts = {"verdict": switch.plan.verdict, "step_verdict": switch.plan.step_verdict}
     return {**body, "step_s": step_s, "driver_bytes": switch.plan.driver_bytes, **verdicts}

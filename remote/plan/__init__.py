@@ -68,14 +68,12 @@ class Plan:
     slack_bytes: int  # at the peak: what the allocator holds beyond the tensors
     context_bytes: int
     host_queue_bytes: int  # hidden states read ahead, in the host's memory
-    target_pass: (
-        StagePlan | None
-    )  # before training, computes hidden states once, as a target's rank does; None without one
+    # Before training, computes hidden states once, as a target's rank does; None without one.
+    target_pass: StagePlan | None
     target_pass_bytes: int  # what must fit of it, as predicted or, where trainings took more, as they did
     capacity_bytes: int | None
-    reserve_bytes: (
-        int  # of the card, beyond the capacity: left free by a step, and not by the pass, which is done by then
-    )
+    # Of the card, beyond the capacity: left free by a step, and not by the pass, which is done by then.
+    reserve_bytes: int
     work: Work
     not_modelled: tuple[str, ...]
     checked: tuple[Checked, ...]  # the sizes that decide it, each with the range it was held against measured peaks in
@@ -182,7 +180,7 @@ def plan(
         capacity_bytes=capacity_bytes,
         reserve_bytes=reserve_bytes,
         work=work(spec, at),
-        not_modelled=_not_modelled(spec, at),
+        not_modelled=_not_modelled(spec, at, before),
         checked=checked(at),
     )
 
@@ -219,7 +217,7 @@ def _must_fit(allocated_bytes: int, spec: DFlashSpec, at: Sizes) -> int:
     return allocated_bytes + slack + (CONTEXT_BYTES["cuda"] if at.is_cuda else 0)
 
 
-def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
+def _not_modelled(spec: DFlashSpec, at: Sizes, before: StagePlan | None) -> tuple[str, ...]:
     found = ["first calls: compilation and kernel selection (the first step may take more)"]
     if at.is_cuda:
         found += [
@@ -238,9 +236,8 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
         found.append("a target's experts and states of linear attention, and its attention in a processor's memory")
     elif holds_target(spec):
         found.append("activations of the target while it computes hidden states")
-    else:
-        made = _target_pass(spec, at, {})
-        size = _must_fit(made.allocated_bytes, spec, at) / 2**30 if made is not None else 0.0
+    elif before is not None:
+        size = _must_fit(before.allocated_bytes, spec, at) / GIB
         found.append(
             f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB, an estimate"
         )

@@ -64,7 +64,7 @@ def test_the_next_plan_shows_what_smoke_runs_took_beyond_theirs_with_their_numbe
     step = found.plan.stage("step")
     assert (step.unexplained_bytes, step.num_measured) == (300 * MIB, 2)
     assert found.plan.stage("load").num_measured == 0
-    assert set(found.measured_in) == {"kbbbbbbb", "kaaaaaaa"}
+    assert set(found.measured.runs.run_ids) == {"kbbbbbbb", "kaaaaaaa"}
     assert next(line for line in page if line.startswith("unexplained")).split() == ["unexplained", "+0.293"]
     assert any("+0.293 GiB off at most, in step, by 2 smoke runs of this shape; the newest k" in line for line in page)
     assert plan_document(found)["plan"]["stages"][-1]["unexplained_bytes"] == 300 * MIB
@@ -99,7 +99,7 @@ def test_smoke_runs_of_other_code_than_the_newest_ones_teach_the_plan_nothing(
 
     found = plan_memory(places, "smollm2")
 
-    assert sorted(found.measured_in) == counted
+    assert sorted(found.measured.runs.run_ids) == counted
     assert found.plan.stage("step").num_measured == len(counted)
 
 
@@ -121,7 +121,7 @@ def test_a_newer_rung_of_another_shape_says_that_the_code_has_changed(places: Pl
     _climbed(places, "kaaaaaaa", 900 * MIB, tree="old")
     _climbed(places, "kbbbbbbb", 20 * MIB, "data.max_anchors=9", tree="new")
 
-    assert plan_memory(places, "smollm2").measured_in == ()
+    assert plan_memory(places, "smollm2").measured.runs.run_ids == ()
 
 
 @pytest.mark.slow

@@ -192,7 +192,6 @@ def _time_line(found: Planned) -> str:
     return next(line for line in told if line.startswith("time "))
 
 
-@pytest.mark.slow
 def _line(places: Places, branch: str = "ce", **asked: Any) -> str:
     page = [
         click.unstyle(line) for line in plan_page(plan_memory(places, "smollm2", branch=branch, **asked), width=None)
@@ -228,6 +227,7 @@ def test_of_roles_that_no_rung_climbs_a_training_is_named_as_what_measures(place
     assert _line(places, overrides=overrides).endswith("not measured yet: a training with these roles does")
 
 
+@pytest.mark.slow
 def test_effects_compare_measured_with_measured_or_guess_with_guess(places: Places) -> None:
     compared = compare(places, "qwen3.6-27b:v6", ":ddtree")
     for branch, step_s, run_id in (("v6", 0.4, "kaaaaaaa"), ("ddtree", 1.42, "kbbbbbbb")):

@@ -117,6 +117,35 @@ def test_smoke_runs_and_trainings_are_counted_each_by_its_name(places: Places) -
     assert (body["num_smoke_runs"], body["num_trainings"]) == (2, 1)
 
 
+@pytest.mark.parametrize("stage", ["target", "load"])
+def test_a_stage_is_told_by_the_runs_that_measured_it(places: Places, stage: str) -> None:
+    """A training that ended before its first step says nothing of one, though it is the newest."""
+    _climbed(places, "kaaaaaaa", 100 * MIB)
+    loaded = _planned().target_pass if stage == "target" else _planned().stage("load")
+    assert loaded is not None
+    _trained(places, "taaaaaaa", {stage: loaded.allocated_bytes + MIB})
+
+    page, body = _page(places), plan_document(plan_memory(places, "smollm2"))
+
+    assert any("+0.098 GiB off at most, in step, by 1 smoke run of this shape; the newest k" in line for line in page)
+    assert "  + unexplained  0.098 GiB that 1 smoke run took in step and no line of the plan explains" in page
+    assert (set(body["measured_in"]), body["num_trainings"]) == ({"kaaaaaaa", "taaaaaaa"}, 1)
+    assert body["measured_by_stage"] == {
+        "step": {"run_ids": ("kaaaaaaa",), "num_smoke_runs": 1, "num_trainings": 0},
+        stage: {"run_ids": ("taaaaaaa",), "num_smoke_runs": 0, "num_trainings": 1},
+    }
+
+
+def test_of_several_stages_each_has_its_own_number_and_newest(places: Places) -> None:
+    _trained(places, "taaaaaaa", _beyond("step", 300 * MIB))
+    _trained(places, "tbbbbbbb", _beyond("load", -350 * MIB))
+
+    page = _page(places)
+
+    assert any("-0.342 GiB off at most, in load, by 1 training of this shape; the newest tbbbbbbb" in x for x in page)
+    assert "  + unexplained  0.293 GiB that 1 training took in step and no line of the plan explains" in page
+
+
 @pytest.mark.parametrize(
     ("overrides", "more"),
     [
@@ -131,7 +160,7 @@ def test_a_training_of_another_shape_or_device_teaches_nothing(
 ) -> None:
     _trained(places, "taaaaaaa", {"step": 3 * GIB}, *overrides, **more)
 
-    assert plan_memory(places, "smollm2").measured_in == ()
+    assert plan_memory(places, "smollm2").measured.runs.run_ids == ()
 
 
 def test_on_a_named_host_its_own_trainings_count_alone(places: Places) -> None:
@@ -139,15 +168,15 @@ def test_on_a_named_host_its_own_trainings_count_alone(places: Places) -> None:
         store.host_seen("local", address="here", facts={"gpus": [], "memory": {"total_bytes": GIB}})
     _trained(places, "taaaaaaa", {"step": 3 * GIB}, host="other")
 
-    assert plan_memory(places, "smollm2", host="local").measured_in == ()
-    assert plan_memory(places, "smollm2").measured_in == ("taaaaaaa",)
+    assert plan_memory(places, "smollm2", host="local").measured.runs.run_ids == ()
+    assert plan_memory(places, "smollm2").measured.runs.run_ids == ("taaaaaaa",)
 
 
 def test_trainings_and_smoke_runs_of_other_code_than_the_newest_of_both_teach_nothing(places: Places) -> None:
     _climbed(places, "kaaaaaaa", 900 * MIB, tree="old")
     _trained(places, "taaaaaaa", _beyond("step", 10 * MIB), tree="new")  # its row is made after the rung's own time
 
-    assert plan_memory(places, "smollm2").measured_in == ("taaaaaaa",)
+    assert plan_memory(places, "smollm2").measured.runs.run_ids == ("taaaaaaa",)
 
 
 def test_of_a_training_in_several_attempts_the_newest_counts_as_its_code_does(places: Places) -> None:

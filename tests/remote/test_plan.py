@@ -236,6 +236,14 @@ def test_measured_memory_that_no_line_explains_is_a_line_of_its_own() -> None:
     assert made.stage("backward").unexplained_bytes is None
 
 
+def test_a_pass_that_is_done_is_no_part_that_the_plan_leaves_out() -> None:
+    before, begun = plan(LARGE), plan(LARGE, has_pass=False)
+
+    told = [line for line in before.not_modelled if line.startswith("the pass before training")]
+    assert [line.partition(": ")[2] for line in told] == [f"{before.target_pass_bytes / GIB:.2f} GiB, an estimate"]
+    assert list(begun.not_modelled) == [line for line in before.not_modelled if line not in told]
+
+
 def test_what_smoke_runs_took_beyond_their_plan_must_fit_too() -> None:
     capacity = round(plan(LARGE).driver_bytes / 0.95) + 1
     fits, seen = (plan(LARGE, capacity_bytes=capacity, residuals=left) for left in ({}, {"forward": [GIB, 2 * GIB]}))
