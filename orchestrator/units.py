@@ -100,6 +100,11 @@ def is_replayed(protocol: Mapping[str, Any]) -> bool:
     return str(protocol.get("rounds", "")).startswith(("replayed", "followed"))
 
 
+def is_told_newest(name: str) -> bool:
+    """Of a metric that is set, or that only grows: a mean of such values is none that ever was."""
+    return name in ("lr", "queue_capacity", "allocation_retries") or name.endswith("_bytes")
+
+
 def is_measurable(number: float) -> bool:
     """Finite, and small enough to be drawn and averaged; a larger one is told as it stands, as infinity is."""
     return abs(number) <= LARGEST_MEASURE

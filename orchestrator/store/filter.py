@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 from orchestrator.errors import UsageError
 from orchestrator.nearest import nearest
-from orchestrator.store.queries import HAS_REPORT, RUN_MEAN
+from orchestrator.store.queries import HAS_REPORT, run_mean
 from orchestrator.store.rows import Kind, State
 
 Value = str | float | int
@@ -326,11 +326,11 @@ def _number(value: str) -> float:
 def _metric(name: str, operator: str, value: str) -> Condition:
     number = _number(value)
     if not math.isnan(number):
-        return Condition(f"{RUN_MEAN} {operator} ?", (name, name, number))
+        return Condition(f"{run_mean(name)} {operator} ?", (name, name, number))
     if operator not in ("=", "!="):
         raise ValueError("nan is neither larger nor smaller than a number; write = or !=")
     is_null = "IS NULL" if operator == "=" else "IS NOT NULL"
-    return Condition(f"({HAS_REPORT} AND {RUN_MEAN} {is_null})", (name, name, name))
+    return Condition(f"({HAS_REPORT} AND {run_mean(name)} {is_null})", (name, name, name))
 
 
 # The value `v` of the spec as a number; NULL for what is none. What a script is told is text, "0.5" too.

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.errors import UsageError
 from orchestrator.store.rows import NUM_REPORTS
+from orchestrator.units import is_told_newest
 
 RUN_COLUMNS = (
     "r.id, r.kind, r.recipe, r.branch, r.host, r.state, r.reason, r.evidence, r.created_s, r.started_s, r.ended_s,"
@@ -55,13 +56,13 @@ def _reports(key: str, name: str) -> str:
         ORDER BY o.attempt DESC, o.rank DESC, m.step DESC LIMIT"""
 
 
-def recent_mean(key: str, name: str) -> str:
+def recent_mean(key: str, name: str, num_reports: int = NUM_REPORTS) -> str:
     """SQL for the mean of a metric's newest reports; NULL where the newest is NaN, which is to be seen.
 
     Whether it is stands outside: as a condition of the mean it would be asked again for each of its values.
     """
     newest = _reports(key, name)
-    return f"iif(({newest} 1) IS NULL, NULL, (SELECT avg(value) FROM ({newest} {NUM_REPORTS})))"
+    return f"iif(({newest} 1) IS NULL, NULL, (SELECT avg(value) FROM ({newest} {num_reports})))"
 
 
 SERIES_COLUMNS = (
@@ -69,9 +70,14 @@ SERIES_COLUMNS = (
     f" s.min_value, s.max_value, {recent_mean('s.run_key', 's.name')} AS recent_mean"
 )
 
-# Of the run `r`; the name is bound twice.
-RUN_MEAN = recent_mean("r.key", "?")
+_RUN_MEAN, _RUN_NEWEST = recent_mean("r.key", "?"), recent_mean("r.key", "?", num_reports=1)
 HAS_REPORT = f"EXISTS ({_reports('r.key', '?')} 1)"  # bound once
+
+
+def run_mean(name: str) -> str:
+    """SQL for what lists tell of the metric of the run `r`; the name is bound twice."""
+    return _RUN_NEWEST if is_told_newest(name) else _RUN_MEAN
+
 
 ATTEMPTS = """
     SELECT number, state, reason, evidence, created_s, started_s, ended_s, last_mono_s - first_mono_s AS duration_s,
@@ -210,4 +216,4 @@ def order_by(sort: str) -> tuple[str, tuple[Any, ...]]:
         raise UsageError(f"sort {sort!r}: a name is due; known are {', '.join(SORTS)} and every metric")
     if name in SORTS:
         return f"{SORTS[name]} {direction} NULLS LAST, r.key {direction}", ()
-    return f"{RUN_MEAN} {direction} NULLS LAST, r.key DESC", (name, name)
+    return f"{run_mean(name)} {direction} NULLS LAST, r.key DESC", (name, name)

@@ -44,6 +44,7 @@ from orchestrator.store.rows import (
     StreamRow,
 )
 from orchestrator.store.selection import condition, run_key, run_row
+from orchestrator.units import is_told_newest
 
 Row = TypeVar("Row")
 SecretsOf = Callable[["Reader", str], Collection[str]]  # run id -> values
@@ -375,7 +376,8 @@ ended_run = lru_cache(4096)(_run)  # read again at any news. Live ones are other
 
 
 def _series(row: sqlite3.Row) -> SeriesRow:
-    return _build(SeriesRow, row, **{name: _number(row[name]) for name in ("last_value", "recent_mean")})
+    last, mean = _number(row["last_value"]), _number(row["recent_mean"])
+    return _build(SeriesRow, row, last_value=last, recent_mean=last if is_told_newest(row["name"]) else mean)
 
 
 def _evidence(row: sqlite3.Row) -> EvidenceRow:

@@ -334,7 +334,7 @@ class SeriesRow:
     """One metric of one attempt and rank: its newest value and its extremes (finite or infinite, NaN left out).
 
     `recent_mean`: of the whole run, over its newest 100 reports (`NUM_REPORTS`), which lists and headings show: a step that
-    was done anew counts once, as the newest attempt had it. NaN where the newest is.
+    was done anew counts once, as the newest attempt had it. NaN where the newest is. Of what is set, as `lr`, the newest.
     """
 
     run_id: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _DECODED = ("accepted [95 %]", "speed [95 %]", "same", "tie", "bad")  # narrow: 80 columns
+_COVERED = "each counts the blocks whose slots before it were all covered, so fewer than the one before"
 _TEXTS = "same, tie, bad: texts equal to plain decoding's, unequal by near ties alone, unequal otherwise"
 
 
@@ -64,10 +66,10 @@ def memory(page: RunPage, width: int) -> list[str]:
 
 def evaluations(page: RunPage, width: int) -> list[str]:
     """The newest evaluation: each way of decoding with its interval, then what the trained drafter is worth."""
-    if not page.evaluations:
+    rows = newest_evaluations(page)
+    if not rows:
         return []
-    newest = page.evaluations[-1]
-    rows = [row for row in page.evaluations if (row.attempt, row.step) == (newest.attempt, newest.step)]
+    newest = rows[-1]
     known = [row for row in rows if _real(row.values, "acceptance_length") is not None]
     title = "Acceptance, tokens a round" if known else "Evaluation"
     lines = [heading(title + (f" at step {newest.step}" if newest.step is not None else ""))]
@@ -79,11 +81,25 @@ def evaluations(page: RunPage, width: int) -> list[str]:
         if newest.protocol.get("device") == "cpu":
             lines.append("speed on a processor says little: look at the tokens a round")
     lines += [text for row in known for text in _gains(row)]
-    lines += [line for row in rows if row not in known for line in _other(row)]
+    lines += [line for row in rows if row not in known for line in _other(row, width)]
     is_at_it = not page.run.state.is_final and page.run.attempt == newest.attempt
     missing = not_measured([row.protocol for row in rows], page.spec, is_at_it=is_at_it)
     texts = [*([missing] if missing else []), *_protocol(newest)]
     return [*lines, *(line for text in texts for line in wrapped(text, width))]
+
+
+def newest_evaluations(page: RunPage) -> list[EvaluationRow]:
+    """The ways of decoding that were measured together last."""
+    newest = page.evaluations[-1:]
+    return [row for row in page.evaluations if (row.attempt, row.step) == (newest[0].attempt, newest[0].step)]
+
+
+def decoded_mean(row: EvaluationRow) -> str | None:
+    """`1.85 [1.67, 2.02]`: tokens a round with the interval, where there is one; None of a row that has none."""
+    mean = _real(row.values, "acceptance_length")
+    if mean is None:
+        return None
+    return f"{mean:.2f} {_interval(row.values, 'acceptance_length')}".removesuffix(" -")
 
 
 def worth(decoded: Sequence[Mapping[str, Decoded]], run_ids: Sequence[str], *, width: int | None) -> list[str]:
@@ -253,19 +269,32 @@ def _gains(row: EvaluationRow) -> list[str]:
     return told
 
 
-def _other(row: EvaluationRow) -> list[str]:
+def _other(row: EvaluationRow, width: int) -> list[str]:
     """Values that are no way of decoding with a drafter: the plain decode, estimates; an interval beside its mean."""
     values, method = row.values, row.protocol.get("method", "also")
     if method == "plain" and (speed := _real(values, "tokens_per_s")) is not None:
         return [f"without a drafter: {speed:.2f} tokens/s {_interval(values, 'tokens_per_s')}".removesuffix(" -")]
     bounds = {f"{name}{end}" for name in values for end in ("_low", "_high")}
     told = [
-        (value_words(name), f"{fact(name, value)} {_interval(values, name)}".removesuffix(" -"))
+        (value_words(name), f"{_by_slot(name, value)} {_interval(values, name)}".removesuffix(" -"))
         for name, value in values.items()
         if name not in bounds
     ]
     title = "estimated from the answers, not decoded" if method == "offline" else method
-    return [f"{title}:", *pairs(told, indent=2)] if told else []
+    lists = [value for name, value in values.items() if _is_by_slot(name, value)]
+    slots = wrapped(f"slots 1 to {max(map(len, lists))}; {_COVERED}", width) if lists else []
+    return [f"{title}:", *pairs(told, indent=2), *slots] if told else []
+
+
+def _is_by_slot(name: str, value: Any) -> bool:
+    return name.startswith("coverage_") and isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _by_slot(name: str, value: Any) -> str:
+    """A list of shares has a dash for the slot that no block came to."""
+    if not _is_by_slot(name, value):
+        return fact(name, value)
+    return ", ".join("-" if item is None or math.isnan(item) else fact(name, item) for item in value)
 
 
 def _real(values: Mapping[str, Any], name: str) -> float | None:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import click
 
-from orchestrator.actions.again import command_line, no_such_gpu, words_of_run
-from orchestrator.actions.history import MEMORY_REASONS, RunPage, exported_path
+from orchestrator.actions.history import RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
-from orchestrator.store.rows import IMPORTED, FailureRow, NodeRow, Reason, RunRow, State
-from orchestrator.units import duration, spoken
+from orchestrator.store.rows import IMPORTED, FailureRow, Kind, NodeRow, RunRow, State
+from orchestrator.units import duration, is_told_newest, spoken
 from orchestrator.verbs.held_page import TELLING, held_rows
-from orchestrator.verbs.measured import evaluations, fact, ladder, memory, speed
+from orchestrator.verbs.leads import can_be_decoded, newest_checkpoint, next_steps, place_of
+from orchestrator.verbs.measured import decoded_mean, evaluations, fact, ladder, memory, newest_evaluations, speed
 from orchestrator.verbs.table import Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import MEAN, ago, clock, gib, grace_left, metric, number, state_and_step
 
-_TRAINED = "acceptance_length: in training, where every draft follows the text's own tokens; decoded is below"
+_TRAINED = "acceptance_length: in training, where every draft follows the text's own tokens; "
+_BEST = "best: most tokens accepted since the one before"  # as `remote.drafter.checkpoint.best_of` has it
 
 
 def run_page(page: RunPage, *, width: int, now_s: float, only_failure: bool = False) -> list[str]:
@@ -54,13 +51,15 @@ def _no_failure(run: RunRow) -> str:
 
 def _head(run: RunRow) -> list[str]:
     title = heading(f"{run.id}  {run.recipe}, branch {run.branch}, on {' and '.join(run.hosts)}")
-    return [title, *([inert(run.why)] if run.why else [])]
+    is_of_branch = run.kind in (Kind.TRAIN, Kind.SMOKE)  # what a branch is for says nothing of an export of it
+    return [title, *([inert(run.why)] if run.why and is_of_branch else [])]
 
 
 def _state(page: RunPage, now_s: float) -> list[str]:
     run = page.run
     items = [("state", state_and_step(run) + (f", {run.stage}" if run.stage and not run.state.is_final else ""))]
-    items.append(("because", run.evidence or "-"))
+    if run.state is not State.RUNNING or page.intents:  # that it has begun is no reason
+        items.append(("because", run.evidence or "-"))
     if run.removed_s is not None:
         items.append(("in the bin", f"since {clock(run.removed_s)}; no list shows it"))
     if run.last_event_s is not None and not run.state.is_final:
@@ -70,7 +69,9 @@ def _state(page: RunPage, now_s: float) -> list[str]:
         items.append(("unreachable", f"{since}; gone for good: draftyard mark {run.id} lost WHY"))
         items += [("", inert(line)) for line in page.silence.splitlines()]
     items += [(f"node {node.number}", _node(node, run)) for node in page.nodes]
-    items.append(("kind", run.kind + (f" of run {run.parent_run}" if run.parent_run else "")))
+    step = page.launch.get("checkpoint_step")
+    of = f" of run {run.parent_run}" + ("" if step is None else f", step {step}") if run.parent_run else ""
+    items.append(("kind", f"{run.kind}{of}"))
     items.append(("launched", f"{clock(run.created_s)} ({ago(run.created_s, now_s)})"))
     if run.started_s is not None:
         items.append(
@@ -110,7 +111,7 @@ def _unread(page: RunPage) -> list[str]:
     if not told:  # a record that was cut off, or what an import passed over
         return [click.style(f"left out: {inert(item.text)}", fg="yellow") for item in oddities]
     run = page.run
-    where = f"{_place(run)}/attempts/" if run.folder else "its folder's attempts/"
+    where = f"{place_of(run)}/attempts/" if run.folder else "its folder's attempts/"
     return [click.style(f"left out: {', '.join(told)}; see events.*.jsonl in {where}", fg="yellow"), *newest]
 
 
@@ -167,7 +168,7 @@ def _metrics(page: RunPage, width: int) -> list[str]:
     rows: list[list[str]] = [
         [
             row.name,
-            metric(row.name, row.recent_mean),
+            "-" if is_told_newest(row.name) else metric(row.name, row.recent_mean),
             metric(row.name, row.last_value),
             metric(row.name, row.min_value),
             metric(row.name, row.max_value),
@@ -178,8 +179,17 @@ def _metrics(page: RunPage, width: int) -> list[str]:
     nans = [f"{row.name}: {row.num_nan} of {row.num_values} values are nan" for row in page.series if row.num_nan]
     more = len(page.series) - len(shown)
     rest = [f"{more} more: draftyard metrics {page.run.id}"] if more else []
-    beware = wrapped(_TRAINED, width) if any(row.name == "acceptance_length" for row in shown) else []
+    in_training = any(row.name == "acceptance_length" for row in shown)
+    beware = wrapped(_TRAINED + _decoded(page), width) if in_training else []
     return [heading("Metrics"), *table(columns, rows, width=width), *nans, *beware, *rest]
+
+
+def _decoded(page: RunPage) -> str:
+    """Where the acceptance that counts stands, or how it is come by."""
+    if any(decoded_mean(row) is not None for row in newest_evaluations(page)):
+        return "decoded is below"
+    can_be = can_be_decoded(page) and page.run.state.is_final
+    return f"not decoded yet: draftyard evaluate {page.run.id}" if can_be else "nothing is decoded yet"
 
 
 def _no_speed(page: RunPage) -> list[str]:
@@ -189,14 +199,12 @@ def _no_speed(page: RunPage) -> list[str]:
 def _checkpoints(page: RunPage) -> list[str]:
     if not page.checkpoints:
         return []
-    newest = page.checkpoints[-1]
-    root = f"{page.run.folder}/" if page.run.folder else ""
-    on_host = "" if page.run.host == IMPORTED else f" on {page.run.host}"
     rows = [
         (f"step {row.step}", f"{gib(row.size_bytes)}{'  best' if row.is_best else ''}") for row in page.checkpoints[-5:]
     ]
+    best = [_BEST] if page.spec.get("entry") == "dflash" and any(row.is_best for row in page.checkpoints[-5:]) else []
     of = f", the newest {len(rows)} of {len(page.checkpoints)}" if len(rows) < len(page.checkpoints) else ""
-    return [heading(f"Checkpoints{of}"), *pairs(rows), f"newest{on_host}: {root}{newest.path}"]
+    return [heading(f"Checkpoints{of}"), *pairs(rows), *best, f"newest{newest_checkpoint(page)}"]
 
 
 def _attempts(page: RunPage, width: int) -> list[str]:
@@ -227,94 +235,13 @@ def _provenance(page: RunPage) -> list[str]:
     git = (run.git_commit or "")[:12] + (" with uncommitted edits" if run.git_dirty else "")
     items = [("tree", (run.tree_hash or "")[:16]), ("git", git), ("fingerprint", run.fingerprint or "")]
     if run.kind == "export" and run.state is State.SUCCEEDED:
-        items.append(("exported", f"{_place(run)}/{exported_path(run)}"))
-    items.append(("imported from" if run.host == IMPORTED else "folder", _place(run) if run.folder else ""))
-    untold = () if page.spec.get("entry") == "dflash" else ("versions",)  # of libraries that a script may not use
+        items.append(("exported", f"{place_of(run)}/{exported_path(run)}"))
+    items.append(("imported from" if run.host == IMPORTED else "folder", place_of(run) if run.folder else ""))
+    untold = ["checkpoint_step"]  # stands on top
+    untold += [] if page.spec.get("entry") == "dflash" else ["versions"]  # of libraries that a script may not use
     items += [(spoken(name), fact(name, value)) for name, value in page.launch.items() if name not in untold]
     told = pairs([(name, text) for name, text in items if text and text != "-"])
     return [heading("Provenance"), *told] if told else []
-
-
-def _place(run: RunRow) -> str:
-    """Its folder and where that lies: HOST:FOLDER, of an imported run a folder here."""
-    return inert(run.folder or "") if run.host == IMPORTED else f"{run.host}:{run.folder}"
-
-
-def next_steps(page: RunPage) -> list[str]:
-    """What a person may type now, as lines of their own."""
-    run = page.run
-    if run.removed_s is not None:
-        commands = [f"draftyard restore {run.id}    # out of the bin", f"draftyard logs {run.id}"]
-    elif run.host == IMPORTED:
-        commands = _of_imported(page)
-    elif not run.state.is_final:
-        commands = [f"draftyard logs {run.id} -f", f"draftyard watch {run.id}", f"draftyard stop {run.id}"]
-    elif run.state is State.SUCCEEDED and run.kind == "train":
-        named = " loss" if any(row.name == "loss" for row in page.series) else ""
-        metrics = [f"draftyard metrics {run.id}{named}"] if page.series else []
-        commands = [f"draftyard watch {run.id}", f"draftyard show {run.id}    # this page"]
-        commands += [*metrics, f"draftyard logs {run.id}", *_comparing(page)]
-        if page.checkpoints and page.spec.get("entry") == "dflash":  # a script's checkpoints are its own business
-            commands += [f"draftyard evaluate {run.id}", f"draftyard export {run.id}"]
-        commands += [f"draftyard pull {run.id}    # its newest checkpoint, verified"] if page.checkpoints else []
-        commands.append("draftyard ls")
-    elif run.state is State.SUCCEEDED and run.kind == "export":
-        commands = [f"draftyard pull {run.id}", *_loading(f"pulled/{run.id}/export", page.spec)]
-    elif run.state is State.SUCCEEDED:
-        commands = [f"draftyard logs {run.id}"]
-    else:
-        has_begun = run.attempt > 0
-        can_resume = has_begun and run.kind == "train"
-        commands = [f"draftyard logs {run.id}"] if has_begun else []
-        if run.reason in MEMORY_REASONS and page.spec.get("entry") == "dflash":  # of a script nothing is predicted
-            commands = [f"draftyard show {run.id} --oom    # what would fit", *commands]
-        start = "its newest checkpoint" if page.checkpoints else "step 1: no checkpoint is known"
-        commands += [f"draftyard resume {run.id}    # the same values, from {start}"] if can_resume else []
-        if run.reason == Reason.MISSING_DEPENDENCY and not has_begun:  # until then the same launch fails again
-            commands += [shlex.join(["draftyard", "doctor", inert(host), "--fix"]) for host in run.hosts]
-        commands += _anew(page)
-    return [heading("Next"), *(f"  {command}" for command in commands)]
-
-
-def _comparing(page: RunPage) -> list[str]:
-    """With the run that its speed is held against: the newest earlier success of its recipe, where there is one."""
-    there = None if page.throughput is None else page.throughput.there
-    return [] if there is None else [f"draftyard compare {page.run.id} {there.run_id}"]
-
-
-def _of_imported(page: RunPage) -> list[str]:
-    """What needs no host: nobody knows one that has it."""
-    run = page.run
-    commands = [f"draftyard watch {run.id}", f"draftyard logs {run.id}"]
-    commands += [f"draftyard metrics {run.id}"] if page.series else []
-    if run.state is State.SUCCEEDED and run.kind == "export":
-        commands += _loading(f"{_place(run)}/{exported_path(run)}", page.spec)
-    if run.state is not State.SUCCEEDED:
-        again = shlex.join(["draftyard", "import", inert(run.folder or "FOLDER")])
-        commands.append(f"{again}    # again, once a newer copy lies there")
-    return commands
-
-
-def _anew(page: RunPage) -> list[str]:
-    """The command that started it, for who wants to change something first."""
-    run, verb = page.run, {"train": "launch", "smoke": "smoke", "prepare": "prepare"}.get(page.run.kind)
-    if verb is None:
-        return []
-    words, remark = words_of_run(run, page.launch), "anew"
-    if run.attempt == 0 and any(no_such_gpu(word) in (run.evidence or "") for word in words.gpus):
-        words, remark = replace(words, gpus=()), "anew, without --gpus"  # the same would be refused again
-    return [f"{command_line(verb, words)}    # {remark}; --set KEY=VALUE changes a value"]
-
-
-def _loading(folder: str, spec: Mapping[str, Any]) -> list[str]:
-    """What loads a pulled drafter: z-lab's package; a server, where the target is a folder that servers read."""
-    lines = ["pip install dflash    # where the drafter is to be loaded, with torch and transformers"]
-    lines += [f"""python -c "from dflash import DFlashDraftModel; DFlashDraftModel.from_pretrained('{folder}')\""""]
-    match spec:
-        case {"target": {"source": str(source)}, "drafter": {"block_size": int(size)}} if ":" not in source:
-            config = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": size - 1})
-            lines.append(shlex.join(["vllm", "serve", inert(source), "--speculative-config", config]))
-    return lines
 
 
 def _live_progress(page: RunPage) -> list[Any]:

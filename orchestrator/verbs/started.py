@@ -18,9 +18,10 @@ from orchestrator.actions.log_text import inert
 from orchestrator.lazy import lazy
 from orchestrator.store.rows import RunRow, State
 from orchestrator.verbs.frame import Terminal
+from orchestrator.verbs.leads import in_short, next_steps
 from orchestrator.verbs.life import GOES_ON, wait_shown, ways_back
 from orchestrator.verbs.measured import ladder
-from orchestrator.verbs.page import next_steps, run_page
+from orchestrator.verbs.page import run_page
 from orchestrator.verbs.program import words_of_others
 from orchestrator.verbs.words import state_cell
 
@@ -83,6 +84,7 @@ def _tell_end(terminal: Terminal, run: RunRow) -> None:
             terminal.say(f"next: {command_line('launch', words_of_run(run, page.launch))}")
     else:
         lines = run_page(page, width=terminal.width or 100, now_s=run.ended_s or run.created_s)
+        lines += ["", *short] if (short := in_short(page)) else []  # last, where it is read without scrolling
         terminal.lines(lines, theirs=words_of_others(page))
 
 

@@ -15,7 +15,8 @@ from orchestrator.actions.places import Places, find_places
 from orchestrator.errors import UsageError
 from orchestrator.store.rows import RunRow, State
 from orchestrator.store.writes import Store
-from orchestrator.verbs.page import next_steps, run_page
+from orchestrator.verbs.leads import next_steps
+from orchestrator.verbs.page import run_page
 from remote.rundir import RunDir, write_json
 from tests.orchestrator.runs import batch, event
 

@@ -23,7 +23,8 @@ from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document, FailureRow, State
 from orchestrator.store.writes import Store
 from orchestrator.verbs.history import series_table
-from orchestrator.verbs.page import next_steps, run_page
+from orchestrator.verbs.leads import next_steps
+from orchestrator.verbs.page import run_page
 from remote.plan import plan
 from remote.spec import DFlashSpec, RolesSpec, dump
 from remote.wire import Event
