@@ -22,7 +22,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remote.drafter import workbench
-from remote.drafter.coarse_head import CoarseHead, Drift
+from remote.drafter.coarse_head import CoarseHead
 from remote.drafter.data import Dataset, read_chats
 from remote.drafter.evaluate import evaluate
 from remote.drafter.loss import drafter_loss
@@ -71,11 +70,10 @@ def main(arguments: Sequence[str]) -> int:
         for seed in range(options.seeds):
             for way in TRAINED:
                 prompts = None if options.no_decoding else options.data / spec.data.held_out
-                with _corrected(is_corrected=way != UNCORRECTED):
-                    for line in _train(_asking(spec, way, seed=seed), target, dataset, device, prompts):
-                        tell({"seed": seed, "hidden_gradient": way, **line})
-                        if line["kind"] == "trained":
-                            losses.setdefault(way, []).append(line["loss"])
+                for line in _train(way, _asking(spec, way, seed=seed), target, dataset, device, prompts):
+                    tell({"seed": seed, "hidden_gradient": way, **line})
+                    if line["kind"] == "trained":
+                        losses.setdefault(way, []).append(line["loss"])
         for way in TRAINED[1:]:
             tell({"hidden_gradient": way, "kind": "difference", **_difference(losses[way], losses["full"])})
     return 0
@@ -92,18 +90,6 @@ def _difference(losses: Sequence[float], full: Sequence[float]) -> dict[str, flo
     }
 
 
-@contextmanager
-def _corrected(*, is_corrected: bool) -> Iterator[None]:
-    """Trains with what `Drift` takes off, or takes nothing off."""
-    true_spread = Drift.spread
-    if not is_corrected:
-        Drift.spread = lambda drift, head_VH: tuple(torch.zeros_like(part) for part in true_spread(drift, head_VH))  # type: ignore[method-assign, assignment, return-value]
-    try:
-        yield
-    finally:
-        Drift.spread = true_spread  # type: ignore[method-assign]
-
-
 def _asking(spec: DFlashSpec, way: str, *, seed: int) -> DFlashSpec:
     gradient: Any = "fp8" if way in ("fp8", UNCORRECTED) else "full"
     chunk_tokens = spec.loss.chunk_tokens // 2 if way == TWIN else spec.loss.chunk_tokens
@@ -116,7 +102,7 @@ def _asking(spec: DFlashSpec, way: str, *, seed: int) -> DFlashSpec:
 
 
 def _train(
-    spec: DFlashSpec, target: Target, dataset: Dataset, device: torch.device, prompts: Path | None
+    way: str, spec: DFlashSpec, target: Target, dataset: Dataset, device: torch.device, prompts: Path | None
 ) -> Iterator[dict[str, Any]]:
     embedding_VH, head_VH = tables(target, outlive_it=False)
     embed: Callable[[Tensor], Tensor] = partial(F.embedding, weight=embedding_VH)
@@ -126,6 +112,9 @@ def _train(
     if is_rebuilt:
         bench.drafter.is_fused = True
         bench = dataclasses.replace(bench, coarse_head=CoarseHead.of(head_VH))
+    if way == UNCORRECTED:
+        assert bench.coarse_head is not None
+        bench = dataclasses.replace(bench, coarse_head=dataclasses.replace(bench.coarse_head, is_corrected=False))
     num_slots = anchor_slots(spec.data, most_documents=dataset.most_documents)
     last, began_s, sums = spec.train.num_steps, time.monotonic(), []
     batches = dataset.batches(range(last), num_rows=spec.train.rows_per_step)

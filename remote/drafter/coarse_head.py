@@ -38,6 +38,7 @@ class CoarseHead:
 
     weight_HV: Tensor  # float8_e4m3fn
     scale: Tensor  # float32, what one unit of the weight is worth
+    is_corrected: bool = True  # by `Drift`; benchmarks and tests look at what it does
 
     @classmethod
     @torch.no_grad()
@@ -88,7 +89,9 @@ class ExactTokens:
     coefficient_MK: Tensor  # of the token's row of the head in the gradient of the hidden state
     unit_M: Tensor  # what the other tokens' gradients, before the slot's weight, are multiplied with to fill float8
     weight_M: Tensor
-    rest_M: Tensor  # what the drafter gives to all other tokens, with the slot's weight
+    rest_M: (
+        Tensor  # how much is left to all other tokens, of the drafter's and the target's shares, with the slot's weight
+    )
 
     @classmethod
     def of(
@@ -109,13 +112,14 @@ class ExactTokens:
         largest_M = (hard + soft) * q_MK.amax(1)
         if target is not None and target.best_p_U is not None:  # its shares go through the product as well
             largest_M = torch.maximum(largest_M, soft * target.best_p_U.index_select(0, target.index_M))
-        rest_M = weight_M * (1 - (q_MK * is_first_MK).sum(1)).clamp_min(0)
-        return cls(token_MK, coefficient_MK * weight_M[:, None], COARSE_MOST / largest_M, weight_M, rest_M)
+        rest_M = (hard + soft) * (1 - (q_MK * is_first_MK).sum(1)).clamp_min(0)
+        if target is not None and p_MK is not None:  # otherwise its other tokens come by another way
+            rest_M += soft * (1 - (p_MK * is_first_MK).sum(1)).clamp_min(0)
+        return cls(token_MK, coefficient_MK * weight_M[:, None], COARSE_MOST / largest_M, weight_M, rest_M * weight_M)
 
-    def cleared(self, gradient_MV: Tensor) -> Tensor:
-        """The coarse gradient without them, in place."""
+    def clear(self, gradient_MV: Tensor) -> None:
+        """Takes them out of the coarse gradient."""
         gradient_MV.view(torch.uint8).scatter_(1, self.token_MK, 0)
-        return gradient_MV
 
     def added_to(self, product_MH: Tensor, head_VH: Tensor, expected: Expectation | None, soft: float) -> Tensor:
         """The whole gradient of the hidden states, (M, H) in float32, in place of the coarse product."""
@@ -129,15 +133,15 @@ class ExactTokens:
 class Drift:
     """The sum of what the head's rounding does to all gradients of one loss: Σ g · (W − its float8), over slots and tokens.
 
-    W is rounded in the same way in every step, so this has nearly the same direction in each, and adds up where noise does
-    not: uncorrected, a drafter of SmolLM2 stood 0.4 % higher in its loss after 300 steps (docs/benchmarks.md). g needs no more
-    than its size here, so it is summed as it stands in float8, and that sum is rounded once more.
+    W is rounded in the same way in every step, so this points nearly the same way in each, and adds up where noise does not
+    (docs/benchmarks.md: trainings with and without it). g needs no more than its size here: it is summed as it stands in float8,
+    and that sum is rounded once more.
     """
 
     def __init__(self, head: CoarseHead) -> None:
         self.head = head
         self._weight_V = torch.zeros(head.weight_HV.shape[1], device=head.scale.device)
-        self._rest = list[Tensor]()
+        self._rest = [self._weight_V[:0]]
 
     def count(self, exact: ExactTokens, gradient_MV: Tensor) -> None:
         """One chunk's slots, with the coarse gradient as it is multiplied."""
@@ -147,13 +151,16 @@ class Drift:
     def spread(self, head_VH: Tensor) -> tuple[Tensor, Tensor]:
         """(M,) and (H,), float32: their outer product is to be added to the hidden states' gradients.
 
-        A slot bears as much of it as it gives to tokens that are not exact.
+        A slot bears as much of it as it leaves to tokens that are not exact.
         """
-        unit = self._weight_V.abs().amax().clamp_min(torch.finfo(torch.float32).tiny) / COARSE_MOST
+        tiny = torch.finfo(torch.float32).tiny
+        unit = self._weight_V.abs().amax().clamp_min(tiny) / COARSE_MOST
         rounded_1V = (self._weight_V / unit).to(COARSE)[None]
         drift_1H = weighted_rows(rounded_1V.to(head_VH.dtype), head_VH) - self.head.weighted_rows(rounded_1V)
+        if not self.head.is_corrected:
+            drift_1H = torch.zeros_like(drift_1H)
         rest_M = torch.cat(self._rest)
-        return rest_M * (unit / rest_M.sum().clamp_min(torch.finfo(torch.float32).tiny)), drift_1H[0]
+        return rest_M / rest_M.sum().clamp_min(tiny) * unit, drift_1H[0]
 
 
 def _target_shares(token_MK: Tensor, target: TargetRows | None, expected: Expectation | None) -> Tensor | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remote.drafter.product import linear
@@ -241,7 +241,9 @@ class _Masks:
 
 
 def _project(layer: Any, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias)
+    return (
+        linear(x, layer.weight, layer.bias) if type(layer) is nn.Linear else layer(x)
+    )  # one of eight bits has its own way
 
 
 def _rotate(heads_BhQd: Tensor, cos_sin: CosSin) -> Tensor:

@@ -32,6 +32,10 @@ from remote.drafter.weights import position_weights
 from remote.spec import LOSS_TERMS, LossSpec
 
 SCALE_ROWS = 4096  # rows of the gradient scaled at once, in float32
+# A gradient that is to be corrected is kept times this, and rounded to bfloat16 so. What is added later is mostly less than
+# half a step of that format: added to numbers that stand on its steps it would round away, and between them it arrives in
+# the mean. Divided by this and by a denominator that is a fraction they stand on none.
+BETWEEN_STEPS = 0.5**0.5
 
 
 @dataclass(frozen=True)
@@ -178,12 +182,12 @@ class _FusedLoss(torch.autograd.Function):
             )  # fmt: skip
             read.append(outcome.read)
             parts = [part for part in (outcome.gradient_MH, outcome.cap_gradient_MH) if part is not None]
-            for grad_MH, part in zip(grads, parts, strict=True):
-                grad_MH[rows] = part
+            for grad_MH, part, scale in zip(grads, parts, (1.0 if drift is None else BETWEEN_STEPS, 1.0), strict=False):
+                torch.mul(part, scale, out=grad_MH[rows])
         if read:
             totals |= Read.joined(read).totals(Grid(plan.index_M, work.num_blocks, plan.block_size), spec)
         ctx.num_grads = num_grads
-        ctx.save_for_backward(*grads, *(drift.spread(work.head_VH) if drift is not None and read else ()))
+        ctx.save_for_backward(*grads, *(() if drift is None else drift.spread(work.head_VH)))
         numerator = sum(
             (spec.terms[term] * totals[term][0] for term in _averaged(spec)), torch.zeros_like(totals["weights"][0])
         )
@@ -202,7 +206,7 @@ class _FusedLoss(torch.autograd.Function):
             return torch.mul(grads[0], factors[0], out=out_MH), None, None
         for start in range(0, out_MH.shape[0], SCALE_ROWS):
             rows = slice(start, start + SCALE_ROWS)
-            sums_MH = grads[0][rows] * factors[0]  # in float32: much of a drift is less than a bfloat16 can take in
+            sums_MH = grads[0][rows] * (factors[0] / BETWEEN_STEPS if drift else factors[0])  # in float32
             if drift:
                 sums_MH.addr_(drift[0][rows] * factors[0], drift[1])
             if len(grads) == 2:

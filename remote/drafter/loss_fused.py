@@ -150,7 +150,8 @@ class _Gradient:
         )  # fmt: skip
         out_MV = self._room(COARSE, is_in_place=is_in_place)
         soft_ce_M = self._by_logits(out_MV, exact.unit_M, target)
-        self.drift.count(exact, exact.cleared(out_MV))
+        exact.clear(out_MV)
+        self.drift.count(exact, out_MV)
         product_MH = self.drift.head.weighted_rows(out_MV)
         return exact.added_to(product_MH, self.head_VH, self.expected, self.soft), soft_ce_M
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from remote.drafter import product
@@ -187,3 +191,52 @@ def test_a_product_is_the_sum_by_either_library_whatever_the_number_of_rows(shap
     torch.testing.assert_close(
         x.grad.double(), weight.double().sum(0).expand(x.shape), rtol=tolerance, atol=tolerance * 30
     )
+
+
+class Products(TorchDispatchMode):
+    """Counts by which operator float32 is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = Counter[str]()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen[str(function).removesuffix(".default")] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_pass_of_the_target_multiplies_by_onednn_alone(model):
+    decoder, ids = Decoder(model.model, model.config), random_ids(1, 5)
+
+    with Products() as counted:
+        decoder.run(ids, positions(ids))
+
+    assert counted.seen["mkldnn._linear_pointwise"] == 7 * SIZES["num_hidden_layers"]
+    assert not {"aten.mm", "aten.addmm", "aten.linear"} & set(counted.seen)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the flags of this torch warn of other cards
+        with torch.backends.mkldnn.flags(enabled=False), Products() as counted:
+            decoder.run(ids, positions(ids))
+    assert "mkldnn._linear_pointwise" not in counted.seen, "who turns oneDNN off has a reason"
+
+
+class HalvedLinear(torch.nn.Linear):
+    """As those of eight or four bits: its weight alone says nothing of what it computes."""
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight / 2, self.bias)
+
+
+@torch.no_grad()
+def test_a_linear_layer_of_another_kind_computes_in_its_own_way():
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(CONFIGS["qwen3"]).eval()
+    for layer in model.model.layers:
+        for part in (layer.mlp.gate_proj, layer.mlp.down_proj, layer.self_attn.q_proj, layer.self_attn.o_proj):
+            part.__class__ = HalvedLinear
+    ids = random_ids(2, 9)
+
+    ours = Decoder(model.model, model.config).run(ids, positions(ids))
+
+    torch.testing.assert_close(ours.last_hidden_BQH, model.model(ids).last_hidden_state, rtol=1e-4, atol=1e-5)
