@@ -44,11 +44,14 @@ _QUOTES = re.compile(  # another day, job or machine; a path; what was expected,
 _OWN_PLACE = re.compile(
     r"\b(?:in|at) /[^\s:]+\.py(?::\d+)?\b|\bon (?:this |the )?(?:node|host)(?= (?:failed|raised|died|crashed)\b)"
 )
-# Nobody hands an error on in one of these: they tell what a test saw, or a value that was not understood.
-_NO_WRAPPER = re.compile(
-    rf"{ELSEWHERE}|RankLost|WayLost|(^|\.)(Assertion|Key|Value|Type|Index|Lookup|Attribute|Name|Syntax|NotImplemented)Error$"
+# Of a program alone, whatever words of a machine's they hold: they tell what a test saw, or a value that was not understood.
+ONLY_TELLS = re.compile(
+    r"(^|\.)(Assertion|Key|Value|Type|Index|Lookup|Attribute|Name|Syntax|NotImplemented)Error$"
     r"|^re\.error$|PatternError$|JSONDecodeError$|^_pytest\.|^unittest\."
 )
+_NO_WRAPPER = re.compile(
+    rf"{ELSEWHERE}|RankLost|WayLost|{ONLY_TELLS.pattern}"
+)  # nobody hands an error on in one of these
 
 OF_SYSTEM = r"(?:OS|IO|Environment)Error"  # how a class of a system's errors ends
 _NUMBERED = re.compile(

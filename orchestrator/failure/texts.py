@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.failure import xid
 from orchestrator.failure.oom_text import numbers, shortage
-from orchestrator.failure.spoken import ELSEWHERE, HEAD, OF_SYSTEM, carried, own_words
+from orchestrator.failure.spoken import ELSEWHERE, HEAD, OF_SYSTEM, ONLY_TELLS, carried, own_words
 from orchestrator.store.rows import Reason
 
 EXCEPTION = "exception"  # failed by an exception that no rule knows better
@@ -119,9 +119,7 @@ def _handle(text: str) -> Meaning:
 
 
 def _quoted(text: str) -> Meaning:
-    return Meaning(
-        EXCEPTION, "its message only quotes an out-of-memory error: the class and the traceback say what failed"
-    )
+    return Meaning(EXCEPTION, "its message only quotes another failure: the class and the traceback say what failed")
 
 
 def _elsewhere(text: str) -> Meaning:
@@ -393,5 +391,6 @@ def meaning(kind: str, message: str) -> Meaning:
     kind, text = own_words(kind, message)
     for class_pattern, message_pattern, mean in _RULES:
         if class_pattern.search(kind) and message_pattern.search(text):
-            return mean(text)
+            meant = mean(text)
+            return _quoted(text) if meant.kind != EXCEPTION and ONLY_TELLS.search(kind) else meant
     return Meaning(EXCEPTION, "")

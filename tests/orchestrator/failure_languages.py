@@ -171,6 +171,23 @@ LANGUAGES = [
             1,
         )
     ),
+    *(
+        Case(f"words that a {kind} only tells, {number}", "exception", text, kind)
+        for number, (kind, text) in enumerate(
+            (
+                ("AssertionError", "expected: [Errno 28] No space left on device"),
+                ("KeyError", "'No space left on device'"),
+                ("ValueError", "unknown word in line 3: Disk quota exceeded"),
+                ("ValueError", "parsed 3 lines: [Errno 12] Cannot allocate memory was not found in table"),
+                ("json.decoder.JSONDecodeError", "No space left on device: line 1 column 1 (char 0)"),
+                ("TypeError", "no handler for insufficient shared memory (shm)"),
+                ("_pytest.outcomes.Failed", "no line says: Memory cgroup out of memory"),
+                ("IndexError", "row 7 of the table of faults: GPU is lost"),
+                ("ValueError", "unknown end of a worker: exit code -9"),
+            ),
+            1,
+        )
+    ),
     Case("killed, in a German sentence", None, "Getötet wurden 3 alte Sperren\nstep 1\n"),
     Case("ended, in a Spanish log", None, "Terminado en 3 s\n"),
     Case("stopped, in a French log", None, "Processus arrêté proprement après 3 pas\n"),
