@@ -10,8 +10,10 @@ where none is.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -19,6 +21,8 @@ NAMES = "DRAFTYARD_SECRETS"  # names of variables, a blank between two
 HIDDEN = "[hidden]"
 READ_AS_IT_IS = frozenset({"failure", "name", "outcome", "path", "reason", "stage", "unit", "writer"})
 FILLED_FREELY = frozenset({"choices", "facts", "protocol"})  # by a script, which may have put anything into their names
+LOG_END_BYTES = 2**20  # of a log that is looked through; its reader takes less for the cause of an ending
+MOST_SPANS = 1000  # of a log; of more the older ones are one with what stands between them
 SHORTEST_VALUE = 6  # characters; a shorter value would blank out ordinary words
 
 
@@ -67,3 +71,33 @@ def without(tree: Any, secrets: re.Pattern[str] | None, *, names_too: bool = Tru
     if isinstance(tree, (list, tuple)):
         return [without(item, secrets, names_too=names_too) for item in tree]
     return tree
+
+
+def spans_in(logs: Mapping[str, Path], secrets: re.Pattern[str] | None) -> dict[str, list[list[int]]]:
+    """Where in the newest end of each log a secret stands: first byte, and the byte after its line, as a length would tell of
+    the value. Whoever reads that log elsewhere knows by it what to leave out, also where the values are not known.
+    """
+    if secrets is None:
+        return {}
+    pattern = re.compile(secrets.pattern.encode(errors="surrogateescape"))
+    return {name: spans for name, log in logs.items() if (spans := _spans(log, pattern))}
+
+
+def _spans(log: Path, secrets: re.Pattern[bytes]) -> list[list[int]]:
+    try:
+        with log.open("rb") as stream:
+            begin = max(0, stream.seek(0, os.SEEK_END) - LOG_END_BYTES)
+            stream.seek(begin)
+            content = stream.read(LOG_END_BYTES)
+    except OSError:  # none was made
+        return []
+    found: list[list[int]] = []
+    for match in secrets.finditer(content):
+        line_end = content.find(b"\n", match.end())
+        end = begin + (len(content) if line_end < 0 else line_end)
+        if found and begin + match.start() < found[-1][1]:
+            found[-1][1] = end
+        else:
+            found.append([begin + match.start(), end])
+    older, newest = found[:-MOST_SPANS], found[-MOST_SPANS:]
+    return [[older[0][0], older[-1][1]], *newest] if older else newest

@@ -25,6 +25,7 @@ exit.json appears whole, once, after the last process of the attempt is gone:
                             the job failed by itself and the log may be read
     gpu_health              what nvidia-smi says of the job's cards and did not say before; null as above
     left                    processes that the job seems to have left, but that are not marked as its own
+    hidden                  of stdout and stderr: where in the newest end secrets stand, first byte and end of line
     message                 one line for a person, where there is one to say
 
 The first line of a stop is polite: SIGTERM to the job's process group, then the grace, then SIGKILL
@@ -54,7 +55,7 @@ from remote.aftermath import KernelLog, Scope, card_holders, gpu_health, left_be
 from remote.claim import Claim
 from remote.environment import cannot_start, job_environment, temporary_folder
 from remote.evidence import Cgroup, Counters, difference, disk_facts, find_cgroup, read_counters
-from remote.hiding import secrets_of, told
+from remote.hiding import secrets_of, spans_in, told
 from remote.job import Job, read_job
 from remote.limits import allocation_limit, limit_allocations
 from remote.on_end import ending, run_on_end, wished
@@ -354,7 +355,9 @@ class Supervisor:
         self._reserve_file.unlink(missing_ok=True)
         self._run.env_file.unlink(missing_ok=True)  # secrets do not outlive the job that needs them
         self._reporter.beat()
-        write_json(self._attempt.exit_json, told(body, secrets_of(self._environment)))
+        secrets = secrets_of(self._environment)
+        hidden = spans_in({"stdout": self._attempt.stdout_log, "stderr": self._attempt.stderr_log}, secrets)
+        write_json(self._attempt.exit_json, {**told(body, secrets), "hidden": hidden})
 
     def _run_on_end(self, body: dict[str, Any]) -> None:
         command = wished(self._run, self._job.kind)

@@ -208,7 +208,7 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
             f"  once more all the same: draftyard mark {run.id} stopped WHY, then draftyard resume {run.id}"
         )
     places = where_launched(places, run)
-    settled = settle_stored(places, run, gpus=tuple(launched.get("named_gpus", ())))
+    settled = settle_stored(places, run, verb="resume", gpus=tuple(launched.get("named_gpus", ())))
     begin = (
         f"its newest checkpoint is of step {checkpoints[-1].step}" if checkpoints else "no checkpoint of it is known"
     )
@@ -240,7 +240,7 @@ def _beside(places: Places, selector: str, kind: Kind, *, tell: Tell) -> Launche
         run = reader.run(selector)
         checkpoints = reader.checkpoints(run.id)
     places = where_launched(places, run)
-    settled = replace(settle_stored(places, run), others=())  # its checkpoints lie on the first host alone
+    settled = replace(settle_stored(places, run, verb=kind), others=())  # its checkpoints lie on the first host alone
     _only_bundled(settled.spec, kind)
     if not checkpoints:
         raise DraftyardError(f"run {run.id} has no checkpoint; there is nothing to {kind}")

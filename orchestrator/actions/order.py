@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.actions import recipes
-from orchestrator.actions.again import Words, command_line
+from orchestrator.actions.again import Words, command_line, words_of_run
 from orchestrator.actions.git_facts import GitFacts, git_facts
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.host_facts import can_name_gpu, no_name_of_a_gpu
@@ -127,8 +129,12 @@ def _on_all(places: Places, settled: Settled) -> Settled:
     return replace(settled, others=tuple(others), node=Node(0, num))
 
 
-def settle_stored(places: Places, run: RunRow, *, gpus: tuple[str, ...] = ()) -> Settled:
-    """The same for a run that was launched before: its own spec, with today's bundled tree where one is shipped."""
+def settle_stored(
+    places: Places, run: RunRow, *, verb: str, gpus: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+) -> Settled:
+    """The same for a run that was launched before: its own spec, with today's bundled tree where one is shipped, and the
+    variables of its `--env` as `environ` (None: this process's) has them now. `verb`: what is typed for it.
+    """
     with open_reader(places) as reader:
         text = reader.document(run.id, Document.SPEC)
         launch = json.loads(reader.document(run.id, Document.LAUNCH) or "{}")
@@ -138,13 +144,26 @@ def settle_stored(places: Places, run: RunRow, *, gpus: tuple[str, ...] = ()) ->
         spec = parse(text, f"run {run.id}")
     except (ValueError, TypeError, AttributeError) as error:  # of another version, or brought from elsewhere
         raise DraftyardError(f"the stored spec of run {run.id} cannot be read: {error}; launch it anew") from error
-    order = Order(run.recipe, branch=run.branch, host=run.host, more_hosts=run.more_hosts, gpus=gpus)
+    env = _given_again(run, launch, os.environ if environ is None else environ, verb)
+    order = Order(run.recipe, branch=run.branch, host=run.host, more_hosts=run.more_hosts, gpus=gpus, env=env)
     host = find_host(places, run.host)
     tree = bundled_tree()
     if isinstance(spec, DFlashSpec):
         with contextlib.suppress(UsageError):  # the recipe is gone, or another: its own data then has to be bundled
             tree = _trainer_tree(recipes.of_run(places, run, launch).folder, spec)
     return _on_all(places, Settled(order, spec, host, tree, git_facts(places.tree), _environment(spec, host, order)))
+
+
+def _given_again(run: RunRow, launch: Mapping[str, Any], environ: Mapping[str, str], verb: str) -> dict[str, str]:
+    """The variables that were named at the launch: their names are kept, their values nowhere. Raises UsageError, a line."""
+    names = words_of_run(run, launch).env
+    if missing := [name for name in names if name not in environ]:
+        given, due = " and ".join(missing), " ".join(f"{name}=VALUE" for name in missing)
+        raise UsageError(
+            f"run {run.id} was launched with --env for {given}, not set here, and values are kept nowhere: "
+            f"export first, or type {due} draftyard {verb} {run.id}"
+        )
+    return {name: environ[name] for name in names}
 
 
 def _words(spec: ScriptSpec) -> list[str]:

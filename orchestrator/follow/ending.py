@@ -24,6 +24,7 @@ from orchestrator.store.logs import name_of_log
 from orchestrator.store.rows import Document, FailureRow, Kind, RunRow, State
 from orchestrator.units import counted
 from remote.allocator import grows_segments
+from remote.hiding import HIDDEN
 from remote.rundir import writer_of
 
 LOG_TAIL_BYTES = 512 * 1024
@@ -145,18 +146,30 @@ def _findings(desk: Desk, run: RunRow, exit_file: Mapping[str, Any] | None) -> F
     spec = json.loads(desk.reader.document(run.id, Document.SPEC) or "{}")
     return Findings(
         told=told,
-        stderr=_tail(desk, run, name_of_log("stderr", run.node)),
-        stdout=_tail(desk, run, name_of_log("stdout", run.node)),
+        stderr=_tail(desk, run, "stderr", exit_file or {}),
+        stdout=_tail(desk, run, "stdout", exit_file or {}),
         exit_file=exit_file or {},
         grows_segments=grows_segments(spec.get("env") or {}),
     )
 
 
-def _tail(desk: Desk, run: RunRow, stream: str) -> str:
-    """Its newest end, without the secrets that are known here."""
-    logs = desk.reader.logs
-    start = max(0, logs.size_bytes(run.id, run.attempt, stream) - LOG_TAIL_BYTES)
-    return logs.read(run.id, run.attempt, stream, offset=start, size=LOG_TAIL_BYTES).decode("utf-8", "replace")
+def _tail(desk: Desk, run: RunRow, stream: str, exit_file: Mapping[str, Any]) -> str:
+    """Its newest end, without the secrets that are known here, and without those that its host saw in it."""
+    logs, name = desk.reader.logs, name_of_log(stream, run.node)
+    start = max(0, logs.size_bytes(run.id, run.attempt, name) - LOG_TAIL_BYTES)
+    content = logs.read(run.id, run.attempt, name, offset=start, size=LOG_TAIL_BYTES)
+    for begin, end in reversed(_spans(exit_file, stream)):  # from the end: what is put in has another length
+        if end > start:
+            content = content[: max(0, begin - start)] + HIDDEN.encode() + content[end - start :]
+    return content.decode("utf-8", "replace")
+
+
+def _spans(exit_file: Mapping[str, Any], stream: str) -> list[tuple[int, int]]:
+    """First bytes and ends, rising; of an exit file that a supervisor wrote whole, or of one from anywhere."""
+    hidden = exit_file.get("hidden")
+    told = hidden.get(stream) if isinstance(hidden, dict) else None
+    spans = [span for span in told if isinstance(span, list) and len(span) == 2] if isinstance(told, list) else []
+    return sorted((a, b) for a, b in spans if isinstance(a, int) and isinstance(b, int) and 0 <= a < b)
 
 
 def _failure_row(run: RunRow, found: Failure, place: int) -> FailureRow:

@@ -201,7 +201,9 @@ def resume_by_verb(db: Path, hosts_file: Path) -> Resume:
                 return f"`draftyard resume` took longer than {RESUME_TIMEOUT_S:g} s"
             told.seek(0)
             said = told.read().decode("utf-8", "replace").strip().splitlines()
-        return "a new attempt was started" if done.returncode == 0 else (said or ["no word"])[-1]
+        return (
+            "a new attempt was started" if done.returncode == 0 else (said or ["no word"])[-1].removeprefix("error: ")
+        )
 
     return resume
 

@@ -175,6 +175,16 @@ def end_wishes(session: Session, run: RunTable, kind: str, outcome: str, now_s: 
     return len(wishes)
 
 
+def finish_wish(session: Session, wish: IntentTable, outcome: str, now_s: float) -> None:
+    """What became of it. Of a retry that made no attempt the run says so, which stays as it has ended."""
+    wish.done_s, wish.outcome = now_s, outcome
+    run = session.get(RunTable, wish.run_key)
+    if wish.kind == "retry" and run is not None:
+        told = f"the retry did not begin: {redact(outcome)}"
+        run.evidence = f"{run.evidence}; {told}" if run.evidence else told
+        session.add(event_of(run, "note", told, {}, now_s))
+
+
 def open_wishes(session: Session, run: RunTable, kind: str) -> list[IntentTable]:
     wanted = select(IntentTable).where(
         IntentTable.run_key == run.key, IntentTable.kind == kind, col(IntentTable.done_s).is_(None)

@@ -309,7 +309,7 @@ class Store:
         with self._session() as session:
             wish = session.get(IntentTable, intent_id)
             if wish is not None and wish.done_s is None:
-                wish.done_s, wish.outcome = self._clock(), outcome
+                run_states.finish_wish(session, wish, outcome, self._clock())
 
     def cursor(self, name: str) -> int | None:
         """How far `name` has read the events; None when it never has. Takes no lock."""

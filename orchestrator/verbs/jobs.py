@@ -272,7 +272,11 @@ def export(terminal: Terminal, selector: str, *, form: str | None, to: str | Non
 @click.argument("selector", metavar="RUN", type=RUN)
 @click.option("-f", "--follow", is_flag=True, help="Stay and show progress; the outcome is the exit code.")
 def resume(terminal: Terminal, selector: str, *, follow: bool) -> None:
-    """Start a new attempt of a run that has ended, from its newest whole checkpoint."""
+    """Start a new attempt of a run that has ended, from its newest whole checkpoint.
+
+    The variables that were named with --env at the launch are taken from yours, as for `evaluate` and `export`: their
+    values are kept nowhere. One that is not set is refused by name.
+    """
     ended_or_detached(terminal, jobs.resume(terminal.places, selector, tell=terminal.say), detach=not follow)
 
 

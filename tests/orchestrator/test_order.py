@@ -73,7 +73,7 @@ def test_a_stored_spec_of_another_version_is_said_in_one_line(tmp_path: Path, te
     with pytest.raises(
         DraftyardError, match=r"the stored spec of run kxxxaaaa cannot be read: .*; launch it anew"
     ) as told:
-        settle_stored(places, run)
+        settle_stored(places, run, verb="resume")
 
     assert "\n" not in str(told.value)
 

@@ -9,7 +9,17 @@ from urllib.parse import quote
 import pytest
 
 from remote.environment import job_environment
-from remote.hiding import HIDDEN, NAMES, secret_names, secrets_of, spellings, without
+from remote.hiding import (
+    HIDDEN,
+    LOG_END_BYTES,
+    MOST_SPANS,
+    NAMES,
+    secret_names,
+    secrets_of,
+    spans_in,
+    spellings,
+    without,
+)
 from remote.job import Job
 from remote.report import Reporter
 from remote.rundir import RunDir, write_json
@@ -29,6 +39,30 @@ def test_a_value_is_found_however_it_is_spelled(spell: object) -> None:
     assert told[HIDDEN][::2] == ["x", 3]
     assert HIDDEN in told[HIDDEN][1]
     assert not any(spelled in told[HIDDEN][1] for spelled in spellings([PASSWORD]))
+
+
+def test_where_secrets_stand_in_a_log_is_told_up_to_the_end_of_their_lines(tmp_path: Path) -> None:
+    """By which no length of a value is told."""
+    log, secrets = tmp_path / "log", secrets_of({NAMES: "PW", "PW": PASSWORD})
+    spoken = f"one {PASSWORD} and {PASSWORD}\n".encode()
+    log.write_bytes(b"first\n" + spoken + b"none\nlast " + PASSWORD.encode())
+
+    spans = spans_in({"stdout": log, "stderr": tmp_path / "none"}, secrets)
+
+    assert spans == {"stdout": [[10, 5 + len(spoken)], [16 + len(spoken), log.stat().st_size]]}
+    assert spans_in({"stdout": log}, None) == {}
+
+
+def test_of_a_log_full_of_secrets_the_newest_end_is_told_in_bounded_words(tmp_path: Path) -> None:
+    log, secrets = tmp_path / "log", secrets_of({NAMES: "PW", "PW": "secret-word"})
+    line = b"a secret-word\n"
+    log.write_bytes(line * (2 * LOG_END_BYTES // len(line)))
+
+    (spans,) = spans_in({"stdout": log}, secrets).values()
+
+    assert len(spans) == MOST_SPANS + 1
+    assert spans[0][0] < log.stat().st_size - LOG_END_BYTES + 2 * len(line)
+    assert spans[-1][1] == log.stat().st_size - 1
 
 
 def test_short_values_and_absent_ones_hide_nothing() -> None:
