@@ -10,7 +10,7 @@ from itertools import islice
 
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, EvidenceRow
-from remote.spec import DFlashSpec, EvaluateSpec, LifeSpec, LossSpec, OptimSpec, SmokeSpec, parse
+from remote.spec import DFlashSpec, EvaluateSpec, LifeSpec, OptimSpec, SmokeSpec, parse
 
 NUM_LOOKED_AT = 20  # newest runs, and newest rungs, of the recipe
 
@@ -70,7 +70,7 @@ def shape_of(spec: DFlashSpec) -> DFlashSpec:
         target=replace(spec.target, source=""),
         drafter=replace(spec.drafter, init_from=None),
         data=replace(data, prompts="", answers="", held_out="", noise=noise, answer_tokens=1, answer_temperature=0.0, answer_batch=1),
-        loss=LossSpec(terms, label=loss.label, decay=loss.decay, chunk_tokens=loss.chunk_tokens),
+        loss=replace(loss, terms=terms, gamma=1.0, dpace_alpha=1.0, streak_beta=0.0, normalization="weights"),
         optim=OptimSpec(optim.name, master_dtype=optim.master_dtype, moment_dtype=optim.moment_dtype),
         train=replace(train, num_steps=1, log_every=1, checkpoint_every=1, keep_last=1, seed=0),
     )  # fmt: skip

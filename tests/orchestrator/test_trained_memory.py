@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from orchestrator.actions import history
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import plan_body, plan_memory
+from orchestrator.actions.shape import shape_of
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
@@ -98,6 +100,28 @@ def test_what_must_fit_is_at_least_what_trainings_of_the_shape_took(places: Plac
     assert before.largest is not None
     assert found.largest is None or found.largest.max_anchors < before.largest.max_anchors
     assert set(plan_document(found)["measured_in"]) == {"taaaaaaa", "tbbbbbbb"}
+
+
+@pytest.mark.parametrize("mine", ["full", "fp8"])
+def test_what_is_kept_of_the_hidden_gradient_is_of_the_shape(mine: str) -> None:
+    """The fp8 copy of the head and its scales are no line of the other's plan, and its step takes another time."""
+    spec = load_recipe("qwen3-8b").resolve(None, [f"loss.hidden_gradient={mine}"]).spec
+    assert isinstance(spec, DFlashSpec)
+    other = "full" if mine == "fp8" else "fp8"
+
+    assert shape_of(spec) != shape_of(replace(spec, loss=replace(spec.loss, hidden_gradient=other)))
+
+
+def test_of_the_loss_only_numbers_are_no_part_of_the_shape() -> None:
+    """Whatever it comes to have belongs to it until somebody says otherwise."""
+    spec = _spec()
+    alike = {"gamma": 9.0, "dpace_alpha": 0.1, "streak_beta": 0.3, "normalization": "rows", "terms": {"ce": 0.5}}
+    other = {"label": "teacher_argmax", "decay": "none", "chunk_tokens": 64, "hidden_gradient": "fp8"}
+    assert {field.name for field in fields(spec.loss)} == alike.keys() | other.keys()
+
+    for name, value in (alike | other).items():
+        changed = replace(spec, loss=replace(spec.loss, **{name: value}))
+        assert (shape_of(changed) == shape_of(spec)) is (name in alike), name
 
 
 def test_smoke_runs_and_trainings_are_counted_each_by_its_name(places: Places) -> None:
