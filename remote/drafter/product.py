@@ -17,6 +17,7 @@ from torch.nn import functional as F
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """x [..., I] · weightᵀ + bias, [..., O], in the dtype of both."""
     is_plain_float = x.device.type == "cpu" and x.dtype == weight_OI.dtype == torch.float32
+    is_plain_float &= bias_O is None or bias_O.stride() == (1,)  # it reads a bias as if it lay in one piece
     if is_plain_float and not torch.is_grad_enabled() and torch.backends.mkldnn.enabled and has_onednn():
         return torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
     return F.linear(x, weight_OI, bias_O)

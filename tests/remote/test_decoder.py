@@ -179,9 +179,9 @@ def test_a_product_is_the_sum_by_either_library_whatever_the_number_of_rows(shap
     x, weight, bias = (torch.randn(*size, generator=generator).to(dtype) for size in ((*shape, 24), (50, 24), (50,)))
     tolerance = 1e-5 if dtype != torch.bfloat16 else 3e-2
 
-    for matrix in (weight, weight.T.contiguous().T):
+    for matrix, added in ((weight, bias), (weight.T.contiguous().T, bias.repeat_interleave(2)[::2])):
         with torch.no_grad():
-            found = product.linear(x, matrix, bias)
+            found = product.linear(x, matrix, added)
         assert found.dtype == dtype
         assert found.is_contiguous()
         expected = x.double() @ weight.double().T + bias.double()
