@@ -18,6 +18,9 @@ _CONTAINER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z (?:(?:stdout|std
 # Of whole lines as `srun -l`, pdsh and DeepSpeed's runner label them, by task, rank or host: with a number, no class, and a
 # blank behind it, which an empty line may have lost; `grep -r` puts none between a file's name and its line.
 _LABEL = re.compile(r"^ {0,5}(?P<label>(?!\d{4}-)(?=[a-z.-]*\d)[a-z0-9][\w.-]{0,63}):(?: |$)")
+_ENDED = re.compile(
+    r"^(?:srun: error: \S+: tasks? (?P<tasks>[\d,-]+): |pdsh@\S+: (?P<host>\S+): (?:ssh |mcmd )?exited with exit code )"
+)
 # With signs of boxes, and as rich draws it where the stream takes ASCII alone.
 _BOX = re.compile(
     r"^(?:[╭┌][─ ]*Traceback \(most recent call last\)[─ ]*[╮┐]|\+[- ]*Traceback \(most recent call last\)[- ]*\+)$"
@@ -56,6 +59,14 @@ def labels_of(lines: Sequence[str]) -> frozenset[str]:
             if rest.lstrip().startswith('File "') or rest.startswith(BOX_SIDES):
                 found.add(label)
     return frozenset(found - {""})
+
+
+def told_labels(lines: Sequence[str], labels: frozenset[str]) -> frozenset[str]:
+    """Those of `labels` whose launcher says that they ended: theirs are processes' for sure, and no words of one job's."""
+    told = [found for line in lines if (found := _ENDED.match(line))] if labels else []
+    hosts = {found["host"] for found in told}
+    has_tasks = any(found["tasks"] for found in told)
+    return frozenset(label for label in labels if label in hosts or (has_tasks and label.isdecimal()))
 
 
 def _labelled(line: str) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from orchestrator.failure.coats import (
     lines_of,
     opened,
     split_prefix,
+    told_labels,
     without_colours,
 )
 from orchestrator.failure.spoken import carries
@@ -96,7 +97,7 @@ class Block:
     is_system: bool = False
     follows: bool = False  # another of its process, with nothing but a launcher's lines between the two
     is_ignored: bool = False  # its process went on after it, as the line before says
-    is_labelled: bool = False  # a label alone says which process it is of: a job may write such a one itself
+    is_labelled: bool = False  # a label alone says that it is another process's: a job may write such a one itself
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -104,6 +105,7 @@ def blocks(text: str) -> Iterator[Block]:
     lines: dict[str, list[tuple[int, str]]] = {}
     all_lines = lines_of(without_colours(text))
     labels = labels_of(all_lines)
+    unsure = labels - told_labels(all_lines, labels)
     for number, line in enumerate(all_lines):
         prefix, rest = split_prefix(line, labels)
         behind = _BEHIND_BAR.match(rest)
@@ -111,7 +113,7 @@ def blocks(text: str) -> Iterator[Block]:
         lines.setdefault(prefix, []).extend((number, part) for part in parts)
     found_blocks = [item for prefix, own in lines.items() for item in _own_blocks(prefix, own)]
     for _, block in sorted(found_blocks, key=lambda item: item[0]):
-        yield replace(block, is_labelled=block.prefix in labels)
+        yield replace(block, is_labelled=block.prefix in unsure)
 
 
 def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Block]]:

@@ -10,6 +10,8 @@ from tests.orchestrator.failure_wrappers import COMMAND_FAILED, OOM
 
 TRACEBACK = f"{HEADER}{FRAME}{OOM}\n"
 OWN = f"{HEADER}{FRAME}ValueError: bad row\n"
+SRUN = "srun: error: gpu01: task 0: Exited with exit code 1\n"
+PDSH = "pdsh@head: gpu01: ssh exited with exit code 1\n"
 RECORDED = (  # rich 15 under LC_ALL=C, stderr in ASCII
     "+--------------------- Traceback (most recent call last) ----------------------+\n"
     "| /srv/me/train.py:7 in <module>                                               |\n"
@@ -203,12 +205,12 @@ LANGUAGES = [
     Case(
         "srun -l, with its own last word",
         "gpu_oom",
-        labelled("0: ") + "srun: error: gpu01: task 0: Exited with exit code 1\n",
+        labelled("0: ") + SRUN,
     ),
     Case(
         "srun between the rank and whoever waited for it",
         "gpu_oom",
-        f"{TRACEBACK}srun: error: gpu01: task 0: Exited with exit code 1\n{COMMAND_FAILED}",
+        f"{TRACEBACK}{SRUN}{COMMAND_FAILED}",
     ),
     Case("slurm's word for a killed step", "cgroup_oom", "srun: error: gpu01: task 0: Out Of Memory\n"),
     Case("srun -l, its empty lines without their blank", "gpu_oom", labelled("0: ").replace("0: \n", "0:\n")),
@@ -222,8 +224,13 @@ LANGUAGES = [
         for what, text in (
             ("a last word", "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + OWN),
             ("an interrupt", f"{HEADER}{FRAME}KeyboardInterrupt\n"),
+            ("a word of it and an error", f"{SRUN}{OWN}"),
+            ("a word of several and an error", f"{SRUN.replace('task 0', 'tasks 0-1,7')}{OWN}"),
         )
     ),
+    Case("pdsh, its word and an error of its launcher", "gpu_oom", f"{labelled('gpu01: ')}{PDSH}{OWN}"),
+    Case("a retry, before srun's word and an error", "exception", f"{labelled('retry-1: ')}{SRUN}{OWN}"),
+    Case("a step, before pdsh's word and an error", "exception", f"{labelled('step12: ')}{PDSH}{OWN}"),
     # no labels
     *(
         Case(f"what {who}, then an error of one's own", "exception", f"{text}{OWN}")
