@@ -175,6 +175,8 @@ def prepare(places: Places, order: Order, *, tell: Tell = silent) -> Launched:
     """Starts the job that makes answers and hidden states in the host's cache."""
     settled = _settled(places, order, tell)
     _only_bundled(settled.spec, Kind.PREPARE)
+    if unread := [line for line in settled.lacking if line.startswith("data.prompts")]:
+        raise UsageError("\n".join(unread))
     return send(places, settled, Task(Kind.PREPARE, alike(trainer_command("prepare"))), tell=tell)
 
 
@@ -226,7 +228,7 @@ def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) 
     for name in settled.left_out:
         add = shlex.join(["git", "add", "-f", name])
         tell(f"warning: the recipe names {name}, which git ignores: it is not shipped; {add} ships it")
-    for line in (*settled.lacking, *settled.unshipped, *entries_at_fault(places, order.hosts)):
+    for line in (*settled.lacking, *settled.unshipped, *settled.doubts, *entries_at_fault(places, order.hosts)):
         tell(f"warning: {line}")
     if trains and settled.others:
         with open_reader(places) as reader:
@@ -244,8 +246,8 @@ def _beside(places: Places, selector: str, kind: Kind, *, tell: Tell) -> Launche
     _only_bundled(settled.spec, kind)
     if not checkpoints:
         raise DraftyardError(f"run {run.id} has no checkpoint; there is nothing to {kind}")
-    tell(f"the newest checkpoint of run {run.id} is of step {checkpoints[-1].step}")
-    task = Task(kind, alike(trainer_command(kind)), before=_checkpoints_of(run), parent=run)
+    before, step = _checkpoints_of(run), checkpoints[-1].step
+    task = Task(kind, alike(trainer_command(kind)), before=before, parent=run, step=step)
     return send(places, settled, task, tell=tell)
 
 

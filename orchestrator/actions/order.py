@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.actions import recipes
+from orchestrator.actions import doubts, recipes
 from orchestrator.actions.again import Words, command_line, words_of_run
 from orchestrator.actions.git_facts import GitFacts, git_facts
 from orchestrator.actions.history import open_reader
@@ -73,6 +73,7 @@ class Settled:
     recipe: Mapping[str, str] = field(default_factory=dict)  # its file here and the hash of its content
     others: tuple[Settled, ...] = ()  # the same for each host after the first
     node: Node = ALONE
+    doubts: tuple[str, ...] = ()  # what the recipe says and hardly means, a line each
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -112,8 +113,19 @@ def settle(places: Places, order: Order) -> Settled:
     unshipped = tuple(f"{path}: {told}" for path, told in recipes.lacking_files(spec, recipe.folder))
     identity = recipes.identity(recipe)
     refuse_uneven(spec, order.hosts)
+    told = (*doubts.of_file(recipe), *(f"{path}: {what}" for path, what in doubts.of_schedule(spec)))
     settled = Settled(
-        order, spec, host, tree, git_facts(source), environment, tuple(missed), lacking, unshipped, identity
+        order,
+        spec,
+        host,
+        tree,
+        git_facts(source),
+        environment,
+        tuple(missed),
+        lacking,
+        unshipped,
+        identity,
+        doubts=told,
     )
     return _on_all(places, settled)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from orchestrator.actions import doubts
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError, RecipeError, UsageError
 from orchestrator.given import read_given
@@ -24,7 +25,7 @@ BRANCH, OVERRIDE = "branch ", "--set"  # layers above a recipe's base
 
 @dataclass(frozen=True)
 class Checked:
-    """One recipe file; no faults means that every branch of it resolves. Warnings: what a launch from here would lack."""
+    """One recipe file; no faults means that every branch of it resolves. Warnings: what a launch from here would lack, or is hardly meant."""
 
     path: Path
     branches: tuple[str, ...]
@@ -224,9 +225,11 @@ def _files(places: Places, word: str) -> list[Path]:
 
 def _checked(path: Path) -> Checked:
     try:
-        recipe = load_recipe(
-            path, doubt=lambda spec: [*lacking_data(spec, path.parent), *lacking_files(spec, path.parent)]
-        )
+        recipe = load_recipe(path, doubt=lambda spec: _doubted(spec, path.parent))
     except RecipeError as error:
         return Checked(path, (), tuple(error.items))
-    return Checked(path, tuple(recipe.branches), (), recipe.doubts)
+    return Checked(path, tuple(recipe.branches), (), (*doubts.of_file(recipe), *recipe.doubts))
+
+
+def _doubted(spec: Spec, folder: Path) -> list[tuple[str, str]]:
+    return [*lacking_data(spec, folder), *lacking_files(spec, folder), *doubts.of_schedule(spec)]

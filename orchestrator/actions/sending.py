@@ -36,7 +36,7 @@ from orchestrator.actions.plans import plan_body
 from orchestrator.actions.rungs import planned_rung
 from orchestrator.actions.site import Site, ship_told
 from orchestrator.actions.spread import Node
-from orchestrator.actions.telling import Tell, silent
+from orchestrator.actions.telling import Tell, beginning, silent
 from orchestrator.errors import DraftyardError, GateRefused, StoreError, UsageError
 from orchestrator.launch import Job, Part
 from orchestrator.launcher import settle_if_killed, this_process
@@ -69,6 +69,7 @@ class Task:
     parent: RunRow | None = None
     cap_bytes: int | None = None  # the GPU memory that a smoke run pretends to have
     rungs: tuple[str, ...] = ()  # that a smoke run climbs
+    step: int | None = None  # of the parent's checkpoint that it reads
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
         )
         unmet += tuple(item for item in _ask_the_gate(store, lot, task, mark, gpus) if item not in unmet)
         if host is None:
-            _describe(store, run, lot, mark, gpus)
+            _describe(store, run, lot, mark, gpus, task)
         store.host_seen(lot.name, address=lot.settled.host.address, facts=lot.site.facts)
         cards.append(card_of(lot.site.facts, gpus))
     _keep_plan(store, run, lots[0].settled.spec, cards, task.rungs)
@@ -229,7 +230,7 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
     shipped = [ship_told(lot.site, lot.settled.tree, tell) for lot in lots]
     if task.before is not None:
         task.before(lots[0].site, lots[0].site.place.run_dir(run.id))
-    tell(f"starting run {run.id}: {run.recipe}, branch {run.branch}")
+    tell(beginning(run.id, task.kind, run.recipe, run.branch, parent=run.parent_run, step=task.step))
     what = (task.commands, [done.path for done in shipped])
     launched = _start(store, lots, run, store.new_attempt(run.id), what, tell=tell)
     return dataclasses.replace(launched, sent_bytes=sum(done.sent_bytes for done in shipped), unmet=unmet)
@@ -251,21 +252,23 @@ def _ask_the_gate(
     raise GateRefused(f"{spec.recipe}, branch {spec.branch}, may not be launched on {lot.name}:\n{told}", repair)
 
 
-def _describe(store: Store, run: RunRow, lot: Lot, mark: gate.Fingerprint, gpus: tuple[str, ...]) -> None:
+def _describe(store: Store, run: RunRow, lot: Lot, mark: gate.Fingerprint, gpus: tuple[str, ...], task: Task) -> None:
     """Everything that provenance needs and that only the first host could tell."""
     settled, site = lot.settled, lot.site
     store.describe_run(run.id, workdir=site.place.work_dir, tree_hash=settled.tree.hash, fingerprint=mark.value)
     store.keep_document(run.id, Document.FINGERPRINT, json.dumps(dict(mark.parts)))
     told = {"python": site.place.python, "gpus": list(gpus)}
-    launch = {**told, **_typed(settled), "versions": versions(site.facts)}
+    launch = {**told, **_typed(settled, task), "versions": versions(site.facts)}
     store.keep_document(run.id, Document.LAUNCH, json.dumps(launch))
 
 
-def _typed(settled: Settled) -> dict[str, Any]:
+def _typed(settled: Settled, task: Task) -> dict[str, Any]:
     """What a launch knows before its host is asked: enough to type the same again, wherever it breaks off."""
     order = settled.order
     typed: dict[str, Any] = {"overrides": list(order.overrides), **settled.recipe}
     typed["env"] = sorted(settled.env)  # names only: values may be secrets
+    if task.step is not None:
+        typed["checkpoint_step"] = task.step
     if order.gpus:
         typed["named_gpus"] = list(order.gpus)  # a resume asks for them again
     if order.env:
@@ -364,7 +367,7 @@ def _row(settled: Settled, task: Task, hosts_file: Path) -> NewRun:
     spec, git = settled.spec, settled.git
     documents = {
         Document.SPEC: dump(spec),
-        Document.LAUNCH: json.dumps(_typed(settled)),
+        Document.LAUNCH: json.dumps(_typed(settled, task)),
         Document.LAUNCHER: this_process(),
         Document.HOSTS_FILE: str(hosts_file),
         **({Document.GIT_PATCH: git.patch} if git.patch else {}),

@@ -133,13 +133,17 @@ class Recipe:
 
 def _unknown_key(typed: str, wanted: str, values: list[str]) -> str:
     """Known are the keys beside it; where there is no such section either, the sections."""
-    section, _, _ = wanted.rpartition(".")
+    section, _, name = wanted.rpartition(".")
+    homes = [value for value in values if value.rpartition(".")[2] == name]
+    meant = [fields.USUAL[name]] if fields.USUAL.get(name) in values else homes
+    hint = did_you_mean(meant[0]) if meant else None
     beside = [name for name in values if section and name.startswith(f"{section}.")]
     if beside:
-        return unknown("key", typed, beside)
+        return unknown("key", typed, beside, hint=hint)
     sections = dict.fromkeys(name.split(".")[0] for name in values)
     near = nearest(wanted, [*sections, *values])
-    return f"no key {typed!r}; sections: {', '.join(sections)}" + (f"; {did_you_mean(near)}" if near else "")
+    hint = hint or did_you_mean(near)
+    return f"no key {typed!r}; sections: {', '.join(sections)}" + (f"; {hint}" if hint else "")
 
 
 def load_recipe(word: str | Path, *, doubt: Callable[[Spec], list[tuple[str, str]]] = lambda _: []) -> Recipe:

@@ -32,6 +32,26 @@ FILLED_IN = ("recipe", "branch")
 OTHERWISE: dict[strict_yaml.Path, str] = {
     ("roles", "colocated"): "without target processes each drafter has its target beside it: write target: 0",
 }
+# The last word of a key as other trainers have it, and the key here.
+USUAL = {
+    "learning_rate": "optim.lr",
+    "batch_size": "train.rows_per_step",
+    "micro_batch_size": "train.rows_per_step",
+    "gradient_accumulation_steps": "train.accumulation",
+    "max_steps": "train.num_steps",
+    "total_steps": "train.num_steps",
+    "warmup": "optim.warmup_steps",
+    "scheduler": "optim.schedule",
+    "grad_clip": "optim.clip_norm",
+    "max_grad_norm": "optim.clip_norm",
+    "save_steps": "train.checkpoint_every",
+    "logging_steps": "train.log_every",
+    "gradient_checkpointing": "train.activation_checkpointing",
+    "num_layers": "drafter.num_layers",
+    "num_anchors": "data.max_anchors",
+    "seq_len": "data.row_tokens",
+    "max_length": "data.row_tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -126,7 +146,7 @@ def names_at(kind: type, path: strict_yaml.Path) -> list[str]:
 def unknown_field(kind: type, path: strict_yaml.Path) -> str:
     """`no key 'gama'; known: …`, and what it may have meant: a neighbour spelt like it, the same name in another section."""
     name, neighbours = str(path[-1]), names_at(kind, path[:-1])
-    hint = OTHERWISE.get(path)
+    hint = OTHERWISE.get(path) or did_you_mean(USUAL.get(name)) or None
     if hint is None and nearest(name, neighbours) is None:
         homes = [f"{section}.{name}" for section in names_at(kind, ()) if name in names_at(kind, (section,))]
         hint = did_you_mean(homes[0] if homes else None)

@@ -50,7 +50,8 @@ def check(terminal: Terminal, paths: tuple[str, ...]) -> None:
     """Check recipe files, or every recipe of a folder, with all their branches.
 
     Files that are named and are not here (data, a script's own programs) are warnings: the recipe is right, but a
-    launch from here would be refused, or fail at once.
+    launch from here would be refused, or fail at once. So is what is hardly meant: the name of another recipe in a copy
+    of it, a warm-up longer than the training.
     """
     found = recipes.check(terminal.places, paths)
     faults = [fault for checked in found for fault in checked.faults]

@@ -13,8 +13,9 @@ import pytest
 from orchestrator.actions import history
 from orchestrator.actions.history import RunPage
 from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.telling import beginning
 from orchestrator.recipe import load_recipe
-from orchestrator.store.rows import Document, FailureRow, State
+from orchestrator.store.rows import Document, FailureRow, Kind, State
 from orchestrator.store.writes import Store
 from orchestrator.verbs.leads import in_short, next_steps
 from orchestrator.verbs.page import run_page
@@ -199,3 +200,20 @@ def test_estimates_by_slot_say_what_they_are_and_have_a_dash_where_nothing_was_s
 
     assert "truth among best 1  0.05, 0, -" in text
     assert "slots 1 to 3; each counts the blocks whose slots before it were all covered" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "words"),
+    [
+        (Kind.TRAIN, None, "starting run knewaaaa: smollm2, branch ce"),
+        (Kind.SMOKE, None, "climbing the smoke ladder of smollm2, branch ce, as run knewaaaa"),
+        (Kind.SCRIPT, None, "running the script beside smollm2, branch ce, as run knewaaaa"),
+        (Kind.PREPARE, None, "preparing what smollm2, branch ce, trains on, as run knewaaaa"),
+        (Kind.EXPORT, 97, "exporting step 97, the newest checkpoint of run koldaaaa, as run knewaaaa"),
+        (Kind.EVALUATE, 97, "evaluating step 97, the newest checkpoint of run koldaaaa, as run knewaaaa"),
+    ],
+)
+def test_a_job_says_what_it_does_and_not_that_it_trains(kind: Kind, step: int | None, words: str) -> None:
+    parent = None if step is None else "koldaaaa"
+
+    assert beginning("knewaaaa", kind, "smollm2", "ce", parent=parent, step=step) == words
