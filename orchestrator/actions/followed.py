@@ -1,7 +1,9 @@
-"""Whether somebody follows the live runs, and how old what is shown of them is. Starts nobody; `life` does."""
+"""Whether what live runs do is written down, by somebody and onto a disk with room. Starts nobody; `life` does."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ from orchestrator.actions.history import open_reader
 from orchestrator.actions.places import Places
 from orchestrator.lazy import lazy
 from orchestrator.store.rows import RunRow
+from orchestrator.units import duration, format_size
 
 if TYPE_CHECKING:
     from orchestrator.follow import lease
@@ -16,6 +19,7 @@ else:
     lease = lazy("orchestrator.follow.lease")  # what it starts processes with is not for `ls`
 
 FOLLOWER_STARTS_S = 15.0  # generous: a busy machine
+ROOM_BYTES = 2**20  # with less SQLite may fail to write what a look brings
 
 
 def unfollowed_s(places: Places, runs: Iterable[RunRow], *, now_s: float) -> float | None:
@@ -23,10 +27,34 @@ def unfollowed_s(places: Places, runs: Iterable[RunRow], *, now_s: float) -> flo
 
     None while all is well; a follower that is just starting is given time.
     """
-    live = [run.last_event_s or _begun_s(places, run) for run in runs if not run.state.is_final]
-    silent_s = now_s - max(live, default=now_s)
+    silent_s = _silent_s(places, runs, now_s)
     is_at_work = silent_s <= FOLLOWER_STARTS_S or is_followed(places)
     return None if is_at_work else silent_s
+
+
+def unwritten(places: Places, runs: Iterable[RunRow], *, now_s: float) -> str | None:
+    """Why nothing new comes of the live ones among these runs, and what to do, where their database's disk is full.
+
+    A follower that lives cannot say so: neither the database nor its own log takes a word then.
+    """
+    silent_s = _silent_s(places, runs, now_s)
+    try:
+        left_bytes = shutil.disk_usage(places.db.parent).free
+    except OSError:
+        return None
+    if silent_s <= FOLLOWER_STARTS_S or left_bytes >= ROOM_BYTES:
+        return None
+    told = (
+        f"the disk of {places.db} is full ({format_size(left_bytes)} left), so nothing new of live runs is written, for"
+    )
+    repair = f"make room there (df {shlex.quote(str(places.db.parent))}), and what they did meanwhile is read"
+    return f"{told} {duration(silent_s)}; {repair}"
+
+
+def _silent_s(places: Places, runs: Iterable[RunRow], now_s: float) -> float:
+    """How old the newest word of the live ones is; 0 without any."""
+    live = [run.last_event_s or _begun_s(places, run) for run in runs if not run.state.is_final]
+    return now_s - max(live, default=now_s)
 
 
 def _begun_s(places: Places, run: RunRow) -> float:

@@ -11,12 +11,13 @@ import math
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from orchestrator.actions import followed
 from orchestrator.actions.places import Places
 from orchestrator.actions.throughput import time_left_s
 from orchestrator.actions.wishes import kill_in_s
-from orchestrator.errors import NotFinished, StoreError
+from orchestrator.errors import DraftyardError, NotFinished, StoreError
 from orchestrator.follow import lease, nodes
 from orchestrator.store.engine import LOCK_WAIT_S
 from orchestrator.store.migrations import BUSY_TIMEOUT_S
@@ -43,6 +44,7 @@ class Moment:
     progress: ProgressRow | None
     kill_in_s: float | None = None  # while it stops: what is left of the grace
     time_left_s: float | None = None  # to its last step
+    unwritten: str | None = None  # what keeps news of it from being written here
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def wait(
     since_s: float | None = None,
     on_moment: Callable[[Moment], None] | None = None,
 ) -> RunRow:
-    """Returns when the run has ended; `on_moment` is called when something has changed, while it stops each second.
+    """Returns when the run has ended; `on_moment` is called when something has changed, while it stops each second, and when
+    something comes to keep its news from being written.
 
     Raises NotFinished `timeout_s` after `since_s` (monotonic; None: now), also where a locked database says nothing.
     """
@@ -96,8 +99,24 @@ def wait(
     if not run.state.is_final:
         raise NotFinished(
             f"run {run.id} {_last_known(places, run)} after {timeout_s:g} s; {_outlook(places, run)}{_gone(run)}"
+            f"{_full(places, run)}"
         )
     return run
+
+
+def is_over(places: Places, selector: str) -> RunRow | None:
+    """The run, where it is known at once that it has ended."""
+    with contextlib.suppress(DraftyardError), Reader(places.db, busy_timeout_s=POLL_S) as reader:
+        run = reader.run(selector)
+        return run if run.state.is_final else None
+    return None
+
+
+def _full(places: Places, run: RunRow) -> str:
+    with contextlib.suppress(StoreError):
+        if (why := followed.unwritten(places, [run], now_s=time.time())) is not None:
+            return f"\n  {why}"
+    return ""
 
 
 def _last_known(places: Places, run: RunRow) -> str:
@@ -133,11 +152,14 @@ def _until_its_end(
     places: Places, reader: Reader, run: RunRow, ends_s: float, on_moment: Callable[[Moment], None] | None
 ) -> RunRow:
     """The run when it has ended, or as it is at the deadline."""
-    version, checked_s, said_s = None, -math.inf, 0.0
+    version, checked_s, said_s, is_full = None, -math.inf, 0.0, False
     while not run.state.is_final:
         if time.monotonic() - checked_s >= FOLLOWER_CHECK_S:
             ensure_follower(places)
-            checked_s = time.monotonic()
+            unwritten = followed.unwritten(places, [run], now_s=time.time())
+            if unwritten is not None and not is_full and on_moment is not None:
+                on_moment(replace(_moment(reader, run), unwritten=unwritten))
+            checked_s, is_full = time.monotonic(), unwritten is not None
         if time.monotonic() >= ends_s:
             break
         time.sleep(min(POLL_S, _patience_s(ends_s)))

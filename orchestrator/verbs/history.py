@@ -272,7 +272,9 @@ def series_table(
 
 
 def _say_if_unfollowed(terminal: Terminal, runs: Sequence[RunRow]) -> None:
-    """What is shown of live runs stands still until somebody follows them again."""
+    """What is shown of live runs stands still until somebody follows them again, and has room to write."""
+    if (told := followed.unwritten(terminal.places, runs, now_s=time.time())) is not None:
+        terminal.say(inert(told))
     silent_s = followed.unfollowed_s(terminal.places, runs, now_s=time.time())
     if silent_s is not None:
         told = f"nobody follows live runs, the newest word of them is {duration(silent_s)} old"

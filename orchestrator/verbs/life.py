@@ -90,13 +90,20 @@ def wait_shown(
         if moment.run.id != known:
             known = moment.run.id
             terminal.say(f"waiting for run {known}")
+        if moment.unwritten is not None:
+            progress.end()
+            terminal.say(inert(moment.unwritten))
         progress.moment(moment)
 
     try:
         return life.wait(terminal.places, run_id, timeout_s=timeout_s, since_s=since_s, on_moment=see)
     except KeyboardInterrupt:
         progress.end()
-        terminal.say("\n  ".join([goes_on, *ways_back(known)]))
+        run = life.is_over(terminal.places, known)  # it may have ended before the first look
+        if run is not None:
+            terminal.say(f"run {run.id} has ended, {run.state}: draftyard show {run.id}")
+        else:
+            terminal.say("\n  ".join([goes_on, *ways_back(known)]))
         raise
     finally:
         progress.end()

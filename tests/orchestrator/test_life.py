@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from orchestrator.actions.wishes import kill_in_s
 from orchestrator.errors import NotFinished, StoreError
 from orchestrator.store.rows import IntentRow, RunRow, State
 from orchestrator.store.writes import Store
-from tests.orchestrator.runs import RUN, new_run
+from tests.orchestrator.runs import RUN, new_run, started
 from tests.orchestrator.runs import life as spec_of
+from tests.orchestrator.yard import Yard
 
 
 def wish(kind: str = "stop", grace_s: float | None = None) -> IntentRow:
@@ -122,6 +124,47 @@ def test_a_wait_that_cannot_read_gives_up_at_its_deadline_and_says_why(places: P
         life.wait(places, RUN, timeout_s=0.2)
 
     assert 0.2 <= time.monotonic() - began_s < 20.0
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_who_leaves_a_run_that_has_ended_is_not_told_that_it_goes_on(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, *, has_ended: bool
+) -> None:
+    with Store(yard.root / "runs.db") as store:
+        started(store)
+        if has_ended:
+            store.set_state(RUN, State.FAILED, evidence="exit status 3")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(life, "wait", interrupted)
+
+    assert yard.run("wait", RUN) == 130
+    assert (f"run {RUN} has ended, failed: draftyard show {RUN}" in yard.err) is has_ended
+    assert ("the run goes on; come back with one of:" in yard.err) is not has_ended
+
+
+def test_waiting_beside_a_full_disk_says_why_nothing_comes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its follower lives, and neither the database nor its log takes a word."""
+    with Store(places.db, clock=lambda: time.time() - 300) as store:
+        started(store, "kxxxfull")
+    monkeypatch.setattr(life, "FOLLOWER_CHECK_S", 0.05)
+    room, said = disk_usage(places.db.parent), list[str | None]()
+    monkeypatch.setattr("orchestrator.actions.followed.shutil.disk_usage", lambda _: room._replace(free=4096))
+
+    with pytest.raises(NotFinished) as told:
+        life.wait(places, "kxxxfull", timeout_s=1.0, on_moment=lambda moment: said.append(moment.unwritten))
+
+    due = f"the disk of {places.db} is full (4.0 KiB left), so nothing new of live runs is written, for 5 min"
+    assert due in str(told.value)
+    assert f"make room there (df {places.db.parent})" in str(told.value)
+    assert any(text is not None and text.startswith(due) for text in said)
+    assert len(said) < 4  # news, not a drum
+    monkeypatch.setattr("orchestrator.actions.followed.shutil.disk_usage", lambda _: room._replace(free=2**30))
+    with pytest.raises(NotFinished) as told:
+        life.wait(places, "kxxxfull", timeout_s=0.1)
+    assert "disk" not in str(told.value)
 
 
 @pytest.mark.slow  # it is longer than one question is patient for

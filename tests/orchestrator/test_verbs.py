@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from shutil import disk_usage
 
 import click
 import pytest
@@ -164,6 +165,25 @@ def _silent_run(yard: Yard) -> None:
     """A live run of which nothing was heard for five minutes."""
     with Store(yard.root / "runs.db", clock=lambda: time.time() - 300) as store:
         started(store)
+
+
+@pytest.mark.slow
+def test_ls_and_show_say_when_a_full_disk_keeps_what_live_runs_do_from_being_written(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _silent_run(yard)
+    room = disk_usage(yard.root)
+    monkeypatch.setattr("orchestrator.actions.followed.shutil.disk_usage", lambda _: room._replace(free=0))
+
+    with lease(yard.root / "runs.db"):
+        for words in (["ls"], ["show", RUN]):
+            assert yard.run(*words) == 0
+            (line,) = yard.err.splitlines()
+            assert "runs.db is full (0 B left), so nothing new of live runs is written, for 5 min" in line
+        with Store(yard.root / "runs.db") as store:
+            store.set_state(RUN, State.LOST, evidence="x")
+        assert yard.run("ls") == 0
+        assert yard.err == ""
 
 
 @pytest.mark.slow
