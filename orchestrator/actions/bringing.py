@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from orchestrator.actions.places import Places
+from orchestrator.errors import RunNotFound
 from orchestrator.follow.importing import PASSED_OVER, import_folder
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow
 from orchestrator.store.writes import Store
+from remote.rundir import RunDir, read_json
 
 
 def bring_in(places: Places, folder: Path) -> RunRow:
     """Reads the folder into the database; a second time adds what is new and doubles nothing."""
     with Store(places.db) as store:
         return import_folder(store, folder)
+
+
+def read_so_far(places: Places, folder: Path) -> object | None:
+    """How far the run of this folder was read by earlier imports, to be held against a later answer; None: not at all."""
+    job = read_json(RunDir(folder.resolve()).job_json) or {}
+    if not isinstance(job.get("run_id"), str) or not places.db.exists():
+        return None
+    with Reader(places.db) as reader, contextlib.suppress(RunNotFound):
+        run = reader.run(job["run_id"])
+        told = [(row.attempt, row.writer, row.offset_bytes) for row in reader.streams(run.id)]
+        return run.state, run.evidence, run.folder, told
+    return None
 
 
 def passed_over(places: Places, run_id: str) -> list[str]:

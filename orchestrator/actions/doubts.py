@@ -13,11 +13,6 @@ _SCHEMA = re.compile(r"\A#[^\n]*\$schema=(\S+)")  # the line that editors read
 _USUAL_CHECKPOINT_EVERY = TrainSpec(num_steps=1).checkpoint_every
 
 
-def of_file(recipe: Recipe) -> list[str]:
-    """A line with its place for the name of another recipe, as a copy keeps it, and for a schema that did not come along."""
-    return [*_of_name(recipe), *_of_schema(recipe)]
-
-
 def of_schedule(spec: Spec) -> list[tuple[str, str]]:
     """(dotted path, message) for each number of steps that no step of this training comes to."""
     if not isinstance(spec, DFlashSpec):
@@ -33,7 +28,8 @@ def of_schedule(spec: Spec) -> list[tuple[str, str]]:
     return [(path, f"is {value} of {num_steps} steps: {what}") for path, value, what in told]
 
 
-def _of_name(recipe: Recipe) -> list[str]:
+def of_name(recipe: Recipe) -> list[str]:
+    """A line with its place for the name of another recipe, as a copy keeps it."""
     own = recipe.path.stem
     others = known_recipes(recipe.path.parent.parent) if recipe.path.parent.name == "recipes" else known_recipes()
     if recipe.slug == slug(own) or recipe.name not in others:
@@ -42,7 +38,8 @@ def _of_name(recipe: Recipe) -> list[str]:
     return [f"{recipe.file.where(('name',))}: name: {told}; write name: {own}"]
 
 
-def _of_schema(recipe: Recipe) -> list[str]:
+def of_schema(recipe: Recipe) -> list[str]:
+    """The same for a schema that did not come along: the business of who writes a recipe, not of who launches it."""
     found = _SCHEMA.match(recipe.path.read_text(encoding="utf-8"))
     if found is None or "://" in found[1] or (recipe.path.parent / found[1]).exists():
         return []

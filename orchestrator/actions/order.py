@@ -113,7 +113,7 @@ def settle(places: Places, order: Order) -> Settled:
     unshipped = tuple(f"{path}: {told}" for path, told in recipes.lacking_files(spec, recipe.folder))
     identity = recipes.identity(recipe)
     refuse_uneven(spec, order.hosts)
-    told = (*doubts.of_file(recipe), *(f"{path}: {what}" for path, what in doubts.of_schedule(spec)))
+    told = (*doubts.of_name(recipe), *(f"{path}: {what}" for path, what in doubts.of_schedule(spec)))
     settled = Settled(
         order,
         spec,

@@ -71,7 +71,7 @@ def _chosen(run: RunRow, known: list[CheckpointRow], which: str) -> list[tuple[i
     found = {"last": newest[-1:], "best": best[-1:], "all": newest}[which]
     if not found:
         told = "no checkpoint is marked best; --checkpoints last takes the newest" if newest else "it has no checkpoint"
-        raise UsageError(f"run {run.id}: {told}")
+        raise DraftyardError(f"run {run.id}: {told}")
     return [(row.step, row.path) for row in found]
 
 

@@ -228,7 +228,9 @@ def _checked(path: Path) -> Checked:
         recipe = load_recipe(path, doubt=lambda spec: _doubted(spec, path.parent))
     except RecipeError as error:
         return Checked(path, (), tuple(error.items))
-    return Checked(path, tuple(recipe.branches), (), (*doubts.of_file(recipe), *recipe.doubts))
+    return Checked(
+        path, tuple(recipe.branches), (), (*doubts.of_name(recipe), *doubts.of_schema(recipe), *recipe.doubts)
+    )
 
 
 def _doubted(spec: Spec, folder: Path) -> list[tuple[str, str]]:

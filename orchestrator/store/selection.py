@@ -59,12 +59,14 @@ def _newest(database: ReadConnection, selector: str) -> Any:
 
 
 def _by_prefix(database: ReadConnection, selector: str) -> Any:
+    signed = {"latest": "@last", "newest": "@last"}.get(selector.lower(), f"@{selector.lower()}")
+    hint = f"; did you mean {signed!r}?" if signed in _NEWEST else ""
     if len(selector) < MIN_PREFIX:
         raise RunNotFound(f"no run has the id {selector!r}; a beginning needs at least {MIN_PREFIX} characters")
     sql = f"SELECT {queries.RUN_COLUMNS} FROM runs r WHERE substr(r.id, 1, ?) = ? ORDER BY r.created_s DESC LIMIT 6"
     found = database.all(sql, (len(selector), selector))
     if not found:
-        raise RunNotFound(f"no run's id begins with {selector!r}; `draftyard ls --kind all` lists them")
+        raise RunNotFound(f"no run's id begins with {selector!r}{hint or '; `draftyard ls --kind all` lists them'}")
     if len(found) > 1:
         names = ", ".join(row[0] for row in found[:5]) + (", …" if len(found) > 5 else "")
         raise RunNotFound(f"{selector!r} is the beginning of several ids: {names}")

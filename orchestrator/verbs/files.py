@@ -18,11 +18,14 @@ from orchestrator.verbs.words import gib, state_cell
 from orchestrator.verbs.words_typed import RUN, TypedPath
 
 if TYPE_CHECKING:
-    from orchestrator.actions import bringing, pulling
+    from orchestrator.actions import bringing, history, pulling
     from orchestrator.actions.pulling import Pulled
+    from orchestrator.verbs import leads
 else:
     bringing = lazy("orchestrator.actions.bringing")
+    history = lazy("orchestrator.actions.history")
     pulling = lazy("orchestrator.actions.pulling")
+    leads = lazy("orchestrator.verbs.leads")
 
 # Reports of mouse, focus and size off, pasted text unmarked, lines wrap; kitty's keyboard protocol off, which each screen has
 # for itself, so before the main screen; cursor visible, colours off.
@@ -90,13 +93,17 @@ def import_run(terminal: Terminal, folder: Path) -> None:
 
     What only its launch knew is in no such folder: git state, fingerprint, recipe file, versions, the plan.
     """
+    before = bringing.read_so_far(terminal.places, folder)
     run = bringing.bring_in(terminal.places, folder)
+    has_news = bringing.read_so_far(terminal.places, folder) != before
     for line in bringing.passed_over(terminal.places, run.id):
         terminal.say(inert(line))
     if terminal.wants_json:
-        terminal.document(run=run)
+        terminal.document(run=run, has_news=has_news)
     else:
-        terminal.lines([f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}"])
+        news = "" if before is None else "; with what is new" if has_news else "; nothing in it is new"
+        terminal.lines([f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}{news}"])
+        terminal.lines(leads.next_steps(history.show(terminal.places, run.id)))
 
 
 @verb("reset-term", exits=("0",), examples=["draftyard reset-term", "draftyard reset-term && draftyard watch"])

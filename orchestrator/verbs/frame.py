@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,16 @@ from orchestrator.verbs.exits import EMPTY, EXIT_CODES, SCHEMA_VERSION, ClosedPi
 from orchestrator.verbs.jsonable import jsonable
 from orchestrator.verbs.plain import json_text, shown
 from orchestrator.verbs.program import sparing, speller
+
+_KEEPS = "a resume keeps the run's values; another training is started by "
+# What a verb says of an option that others have; {} is the word behind it.
+INSTEAD = {
+    ("resume", "--set"): f"{_KEEPS}draftyard launch RECIPE --set {{}}",
+    ("resume", "-b"): f"{_KEEPS}draftyard launch RECIPE -b {{}}",
+    ("resume", "--branch"): f"{_KEEPS}draftyard launch RECIPE -b {{}}",
+    ("resume", "--host"): "a resume goes on where the run's checkpoints lie",
+    ("plot", "--to"): "-o FILE names the picture: -o {}",
+}
 
 
 @dataclass(frozen=True)
@@ -94,12 +105,25 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses, then refuses words that can only be a slip: empty ones, and text that is not UTF-8."""
-        rest = super().parse_args(ctx, args)
+        typed = tuple(args)  # click takes them out one by one
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self._meant(error, typed, ctx) from error
         if not ctx.resilient_parsing:
             for parameter in self.get_params(ctx):
                 for word in _words_of(ctx.params.get(parameter.name or "")):
                     self._check(word, parameter, ctx)
         return rest
+
+    def _meant(self, error: click.NoSuchOption, args: Sequence[str], ctx: click.Context) -> click.UsageError:
+        """Of an option that another verb has, what this one does instead."""
+        told = INSTEAD.get((self.name or "", error.option_name))
+        if told is None:
+            return error
+        place = next((place for place, word in enumerate(args) if word.startswith(error.option_name)), len(args))
+        value = next(iter(args[place + 1 : place + 2]), "VALUE")
+        return click.UsageError(f"no option {error.option_name}: {told.format(shlex.quote(value))}", ctx)
 
     def _check(self, word: str, parameter: click.Parameter, ctx: click.Context) -> None:
         if not word and parameter.name not in self.may_be_empty:

@@ -138,6 +138,9 @@ def _of_imported(page: RunPage) -> list[str]:
     commands += [f"draftyard metrics {run.id}"] if page.series else []
     if run.state is State.SUCCEEDED and run.kind == "export":
         commands += _loading(f"{place_of(run)}/{exported_path(run)}", page.spec)
+    if page.checkpoints and run.kind == "train" and page.spec.get("entry") == "dflash":
+        where = f"{run.folder}/{page.checkpoints[-1].path}"
+        commands.append(f"# its checkpoint is {inert(where)}; to use it, type evaluate or export where it was launched")
     if run.state is not State.SUCCEEDED:
         again = shlex.join(["draftyard", "import", inert(run.folder or "FOLDER")])
         commands.append(f"{again}    # again, once a newer copy lies there")

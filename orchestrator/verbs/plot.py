@@ -32,7 +32,10 @@ def plot(terminal: Terminal, selector: str, words: tuple[str, ...], *, output: P
     Without METRIC it is the loss; without -o the file is named after run and metric. The line is the mean of each
     bucket of steps, the band its smallest and largest value; steps without a finite number are a gap with a cross.
     """
+    was_there = output is not None and output.exists()
     done = plots.plot(terminal.places, (selector, *words), to=output, is_dark=is_dark)
+    if was_there:
+        terminal.say(f"it took the place of the {output} that was there")
     if not terminal.wants_json:
         terminal.lines([str(done.file)])
         return

@@ -84,7 +84,7 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if str(value).isdigit():
+        if str(value).isdigit() and int(value):
             self.fail(f"is {value} bytes; write the unit, such as {value}GiB", param, ctx)
         try:
             size_bytes = value if isinstance(value, int) else parse_bytes(str(value))

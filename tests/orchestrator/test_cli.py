@@ -253,7 +253,10 @@ def test_check_warns_of_data_that_nobody_has_and_a_launch_of_it_is_refused(
 ) -> None:
     text = (BUNDLED / "smollm2.yaml").read_text(encoding="utf-8")
     (project / "recipes").mkdir(exist_ok=True)
-    (project / "recipes" / "mine.yaml").write_text(text.replace("smollm2.held_out", "gone"), encoding="utf-8")
+    text = text.replace("smollm2.held_out", "gone").replace("name: smollm2", "name: mine")
+    (project / "recipes" / "mine.yaml").write_text(
+        text.replace("$schema=", "$schema=https://example.org/"), encoding="utf-8"
+    )
 
     assert _run("recipe", "check", "recipes/mine.yaml") == 0
 

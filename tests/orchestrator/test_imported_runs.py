@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from orchestrator import cli
 from orchestrator.actions import bringing, history, jobs, pulling
 from orchestrator.actions.places import Places, find_places
 from orchestrator.errors import UsageError
@@ -18,7 +19,7 @@ from orchestrator.store.writes import Store
 from orchestrator.verbs.leads import next_steps
 from orchestrator.verbs.page import run_page
 from remote.rundir import RunDir, write_json
-from tests.orchestrator.runs import batch, event
+from tests.orchestrator.runs import batch, event, steps, write_events
 
 CHECKPOINT = "checkpoints/step-00000350"
 REFUSED: dict[str, Callable[[Places, str], object]] = {
@@ -106,3 +107,36 @@ def test_a_verb_that_needs_the_host_says_that_the_run_was_imported_and_what_can_
     assert f"run {run.id} was imported from {folder}; no host of it is known here" in told
     assert f"its files lie in {folder}" in told
     assert f"draftyard import {folder}" in told
+
+
+def test_an_import_says_what_came_of_it_and_what_can_be_typed_next(
+    places: Places, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imported() -> list[str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["import", str(folder), "--db", str(tmp_path / "runs.db")])
+        assert ended.value.code == 0
+        return capsys.readouterr().out.splitlines()
+
+    first, again = imported(), imported()
+    write_events(RunDir(folder).attempt(1).events("rank0"), steps(1, 3))
+    newer = imported()
+
+    run_id = first[0].split()[0]
+    assert first[0].endswith("says how it ended")
+    assert again[0].endswith("; nothing in it is new")
+    assert newer[0].endswith("; with what is new")
+    assert first[1] == "Next"
+    assert any(line.strip().endswith(f"draftyard watch {run_id}") for line in first)
+
+
+def test_the_checkpoint_of_an_imported_training_says_where_it_can_be_used(places: Places, folder: Path) -> None:
+    page = history.show(places, _brought(places, folder).id)
+    page = dataclasses.replace(page, spec={**page.spec, "entry": "dflash"})
+
+    offered = "\n".join(next_steps(page))
+
+    assert (
+        f"# its checkpoint is {folder}/{CHECKPOINT}; to use it, type evaluate or export where it was launched"
+        in offered
+    )

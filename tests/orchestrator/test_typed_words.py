@@ -110,3 +110,76 @@ def test_a_resume_says_which_attempt_it_starts_and_from_where(yard: Yard) -> Non
 
     assert yard.run("resume", run_id) == 0, yard.err
     assert f"starting attempt 3 of run {run_id}: its newest checkpoint is of step 27" in yard.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("status", "ls or show"),
+        ("run", "launch"),
+        ("train", "launch"),
+        ("tail", "logs"),
+        ("kill", "stop"),
+        ("ps", "ls"),
+    ],
+)
+def test_a_verb_as_other_tools_have_it_is_answered_with_the_one_here(yard: Yard, typed: str, meant: str) -> None:
+    assert yard.run(typed) == 2
+
+    assert yard.err.splitlines()[0] == f"error: no verb {typed!r}; here it is {meant}"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["resume", "k7f3", "--set", "optim.lr=1e-4"], "a resume keeps the run's values"),
+        (["resume", "k7f3", "--set", "optim.lr=1e-4"], "draftyard launch RECIPE --set optim.lr=1e-4"),
+        (["resume", "k7f3", "-b", "ce"], "a resume keeps the run's values"),
+        (["plot", "k7f3", "--to", "a.png"], "-o FILE names the picture"),
+        (["resume", "k7f3", "--foo"], "No such option"),
+    ],
+)
+def test_an_option_that_another_verb_has_is_answered_with_what_this_one_does(
+    yard: Yard, words: list[str], told: str
+) -> None:
+    assert yard.run(*words) == 2
+
+    assert told in yard.err
+
+
+@pytest.mark.parametrize("word", ["last", "failed", "newest"])
+def test_a_selector_without_its_sign_is_answered_with_the_one_that_has_it(yard: Yard, word: str) -> None:
+    with Store(yard.root / "runs.db") as store:
+        started(store)
+
+    assert yard.run("show", word) == 5
+
+    assert f"did you mean '@{'failed' if word == 'failed' else 'last'}'?" in yard.err
+
+
+def test_no_memory_is_no_card(yard: Yard) -> None:
+    assert yard.run("plan", "smollm2", "--gpu", "0") == 2
+
+    assert "is 0; nothing fits into that" in yard.err
+    assert "0GiB" not in yard.err
+
+
+def test_the_same_lack_of_a_checkpoint_has_one_exit_code(yard: Yard) -> None:
+    with Store(yard.root / "runs.db") as store:
+        started(store, "kbareaaa")
+        store.set_state("kbareaaa", State.STOPPED, evidence="as asked")
+
+    assert yard.run("pull", "kbareaaa") == 1
+    assert "it has no checkpoint" in yard.err
+
+
+def test_metrics_that_take_the_place_of_a_file_say_so(yard: Yard) -> None:
+    with Store(yard.root / "runs.db") as store:
+        started(store, "kfileaaa")
+        store.ingest(batch([event(1, "metrics", step=1, values={"loss": 2.0})], run_id="kfileaaa"))
+    words = ("export", "kfileaaa", "--metrics", "csv", "--to", "m.csv")
+
+    assert yard.run(*words) == 0
+    assert "took the place" not in yard.err
+    assert yard.run(*words) == 0
+    assert "it took the place of the m.csv that was there" in yard.err
