@@ -118,6 +118,11 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def with_article(word: str) -> str:
+    """`a train`, `an evaluate`: of a word as it is read, by its first letter."""
+    return f"{'an' if word[:1].lower() in tuple('aeiou') else 'a'} {word}"
+
+
 def counted(number: int, one: str, many: str | None = None) -> str:
     """`1 host`, `2,000 hosts`, `2 processes`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

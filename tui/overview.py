@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from orchestrator.actions.wishes import can_stop, kill_in_s
 from orchestrator.store.rows import RunRow, State
-from orchestrator.units import counted
+from orchestrator.units import counted, with_article
 from tui.attempts import attempt_lines, took
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RATES, MetricCurve, RunDetail, newest_samples
@@ -173,7 +173,7 @@ def speed_lines(detail: RunDetail, width: int, *, note: str = "", ascii_only: bo
 def _no_step(run: RunRow) -> str:
     if not run.state.is_final:
         return "no step yet"
-    return "no step was made" if run.kind == "train" else f"a {run.kind} run counts no steps"
+    return "no step was made" if run.kind == "train" else f"{with_article(run.kind)} run counts no steps"
 
 
 def against_lines(detail: RunDetail, width: int) -> list[Line]:

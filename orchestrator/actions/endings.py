@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.host_facts import MissingDependency
 from orchestrator.actions.telling import Tell, silent
 from orchestrator.errors import DraftyardError, GateRefused, HostError, StoreError
 from orchestrator.interrupts import Interrupted
-from orchestrator.store.rows import Reason, State
+from orchestrator.store.rows import Document, Reason, RunRow, State
 from orchestrator.store.writes import Store
 
 if TYPE_CHECKING:
@@ -72,6 +72,23 @@ def outcome(store: Store, run_id: str, *, attempt: int, tell: Tell = silent) -> 
         _say(store, lambda into: into.set_state(run_id, state, reason=reason, evidence=evidence, attempt=attempt))
         if attempt != 1 and _has_ended(store, run_id):  # an attempt's own doubt has spoken where its job may live
             tell(_never_began(run_id, attempt))
+        raise
+
+
+def new_attempt(store: Store, run: RunRow, *, tell: Tell = silent, launcher: str | None = None, **how: Any) -> int:
+    """As `Store.new_attempt`; an interrupt on the way, when the row may be there already, is that attempt's end.
+
+    `launcher`: by which a resume knows its own attempt; None: of a launch, whose run is its own.
+    """
+    try:
+        return store.new_attempt(run.id, launcher=launcher, **how)
+    except KeyboardInterrupt:
+        with suppress(DraftyardError):
+            number = store.reader.run(run.id).attempt
+            is_ours = launcher in (None, store.reader.document(run.id, Document.LAUNCHER))
+            if number == run.attempt + 1 and is_ours:
+                with outcome(store, run.id, attempt=number, tell=tell):
+                    raise
         raise
 
 

@@ -41,6 +41,7 @@ from orchestrator.errors import DraftyardError, UsageError
 from orchestrator.launcher import taken_retry
 from orchestrator.nearest import unknown
 from orchestrator.store.rows import Document, Kind, RunRow, State
+from orchestrator.units import with_article
 from orchestrator.workplace import Workplace
 from remote.spec import RANKS_RUNG, REAL_RUNG, DFlashSpec, ScriptSpec, SmokeSpec, Spec
 
@@ -201,7 +202,9 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
     refuse_imported(run)
     anew = command_line("launch", words_of_run(run, launched))
     if run.kind != Kind.TRAIN:
-        raise DraftyardError(f"run {run.id} is a {run.kind} job; only a training can be resumed\n  start it anew")
+        raise DraftyardError(
+            f"run {run.id} is {with_article(run.kind)} job; only a training can be resumed\n  start it anew"
+        )
     if run.tree_hash is None:
         raise DraftyardError(f"run {run.id} never got to its host; there is nothing to resume\n  start it anew: {anew}")
     if run.state is State.SUCCEEDED and (run.step is None or run.num_steps is None or run.step >= run.num_steps):
@@ -214,8 +217,7 @@ def resume(places: Places, selector: str, *, tell: Tell = silent) -> Launched:
     begin = (
         f"its newest checkpoint is of step {checkpoints[-1].step}" if checkpoints else "no checkpoint of it is known"
     )
-    tell(f"starting attempt {run.attempt + 1} of run {run.id}: {begin}")
-    return resend(places, settled, run, train_commands(settled.spec), retry=taken_retry(), tell=tell)
+    return resend(places, settled, run, train_commands(settled.spec), begin=begin, retry=taken_retry(), tell=tell)
 
 
 def _settled(places: Places, order: Order, tell: Tell, *, trains: bool = False) -> Settled:

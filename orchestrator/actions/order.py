@@ -279,6 +279,14 @@ def new_id() -> str:
     return first + "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH - 1))
 
 
+def num_steps_of(spec: Spec) -> int | None:
+    """As the recipe has it; a script says it with a setting of that name."""
+    if isinstance(spec, DFlashSpec):
+        return spec.train.num_steps
+    told = spec.settings.get("num_steps", "")
+    return int(told) if told.isdecimal() else None
+
+
 def read_env_words(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """`KEY` takes the value from this environment, `KEY=VALUE` gives it."""
     found = {}

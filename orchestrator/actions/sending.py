@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator import gate
 from orchestrator.actions import life
-from orchestrator.actions.endings import first_line, outcome, told_if_left
+from orchestrator.actions.endings import first_line, new_attempt, outcome, told_if_left
 from orchestrator.actions.host_facts import Card, card_of, require, versions
 from orchestrator.actions.lots import (
     Lot,
@@ -29,7 +29,7 @@ from orchestrator.actions.lots import (
     refuse_namesakes,
 )
 from orchestrator.actions.meeting import Meeting, meet
-from orchestrator.actions.order import Settled, new_id, repair_of_node
+from orchestrator.actions.order import Settled, new_id, num_steps_of, repair_of_node
 from orchestrator.actions.parts import HostPart, start_parts
 from orchestrator.actions.places import Places
 from orchestrator.actions.plans import plan_body
@@ -176,12 +176,19 @@ def _adopted(store: Store, run: RunRow, new: NewRun, tell: Tell) -> Launched:
 
 
 def resend(
-    places: Places, settled: Settled, run: RunRow, commands: Commands, *, retry: int | None = None, tell: Tell = silent
+    places: Places,
+    settled: Settled,
+    run: RunRow,
+    commands: Commands,
+    *,
+    begin: str,
+    retry: int | None = None,
+    tell: Tell = silent,
 ) -> Launched:
     """One more attempt of a run, with the tree it was launched with, on the hosts it had. Until the attempt is made,
     nothing is written.
 
-    `retry`: the wish that it carries out.
+    `begin`: where it goes on, for a person; `retry`: the wish that it carries out.
     """
     with (
         told_if_left(tell) as begun,
@@ -201,10 +208,10 @@ def resend(
                 )
             refuse_leftovers(store, lot.site, run)
         refuse_lost_checkpoints(store, lots[0].site, run)
-        attempt = store.new_attempt(
-            run.id, after=run.attempt, retry=retry, launcher=this_process(), choose=choice(lots[0], run.kind)
-        )
+        how = {"after": run.attempt, "retry": retry, "choose": choice(lots[0], run.kind)}
+        attempt = new_attempt(store, run, tell=tell, launcher=this_process(), **how)
         with outcome(store, run.id, attempt=attempt, tell=tell):
+            tell(f"starting attempt {attempt} of run {run.id}: {begin}")
             store.keep_document(run.id, Document.HOSTS_FILE, str(places.hosts_file))
             for lot in lots[1:]:
                 store.promise_gpus(run.id, choice(lot, run.kind), host=lot.name)
@@ -232,7 +239,7 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
         task.before(lots[0].site, lots[0].site.place.run_dir(run.id))
     tell(beginning(run.id, task.kind, run.recipe, run.branch, parent=run.parent_run, step=task.step))
     what = (task.commands, [done.path for done in shipped])
-    launched = _start(store, lots, run, store.new_attempt(run.id), what, tell=tell)
+    launched = _start(store, lots, run, new_attempt(store, run, tell=tell), what, tell=tell)
     return dataclasses.replace(launched, sent_bytes=sum(done.sent_bytes for done in shipped), unmet=unmet)
 
 
@@ -381,7 +388,7 @@ def _row(settled: Settled, task: Task, hosts_file: Path) -> NewRun:
         host=settled.host.name,
         more_hosts=tuple(each.host.name for each in settled.others),
         documents=documents,
-        num_steps=_num_steps(spec) if task.kind is Kind.TRAIN else None,
+        num_steps=num_steps_of(spec) if task.kind is Kind.TRAIN else None,
         git_commit=git.commit,
         git_dirty=git.is_dirty,
         parent_run=task.parent.id if task.parent else None,
@@ -389,11 +396,3 @@ def _row(settled: Settled, task: Task, hosts_file: Path) -> NewRun:
         tags=(*spec.tags, *settled.order.tags),
         why=spec.why,
     )
-
-
-def _num_steps(spec: Spec) -> int | None:
-    """As the recipe has it; a script says it with a setting of that name."""
-    if isinstance(spec, DFlashSpec):
-        return spec.train.num_steps
-    told = spec.settings.get("num_steps", "")
-    return int(told) if told.isdecimal() else None

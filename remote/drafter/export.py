@@ -41,6 +41,7 @@ def export_drafter(drafter: DFlashDrafter, spec: DFlashSpec, folder: Path, *, st
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside / WEIGHTS, {"format": "pt"})
         write_json(aside / CONFIG, export_config(spec, step=step))
+        (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)  # safetensors makes it the owner's alone
         check_export(aside, spec)
         swap(aside, folder)
     except BaseException:

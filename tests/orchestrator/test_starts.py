@@ -22,6 +22,7 @@ from orchestrator.actions.host_facts import MissingDependency
 from orchestrator.actions.wishes import can_stop
 from orchestrator.errors import DraftyardError, GateRefused, HostError
 from orchestrator.follow.lease import is_followed
+from orchestrator.interrupts import Interrupted
 from orchestrator.launcher import is_alive, this_process
 from orchestrator.store.rows import RunRow, State
 from orchestrator.store.writes import Store
@@ -417,6 +418,71 @@ def test_a_launch_that_is_told_to_end_before_the_spawn_says_what_became_of_its_r
     assert (ended.state, ended.reason) == (State.STOPPED, "user")
     assert ended.evidence == f"interrupted before it started{how}"
     assert not (yard.folder(run.id) / "env").exists()
+
+
+@pytest.mark.slow
+def test_an_interrupt_as_an_attempts_row_is_written_is_that_attempts_end(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal is heard when SQLite's commit returns: the row is there, and nobody has its number yet."""
+    assert yard.run("launch", "tiny", "--force", "a test", "--follow") == 0, yard.err
+    first = yard.json("show", "@last")["run"]["id"]
+    assert yard.run("mark", first, "stopped", "once more") == 0
+    make = Store.new_attempt
+
+    def interrupted(store: Store, *words: Any, **more: Any) -> int:
+        make(store, *words, **more)
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr(Store, "new_attempt", interrupted)
+    assert yard.run("resume", first) != 0
+    assert f"attempt 2 never began; why is kept with run {first} (`draftyard show {first}`)" in yard.err
+    assert yard.run(*NIGHTLY) != 0
+    assert "it never began; why is kept as run nightly" in yard.err
+    monkeypatch.setattr(Store, "new_attempt", make)
+
+    for run_id, attempt in ((first, 2), ("nightly", 1)):
+        ended = yard.json("show", run_id)["run"]
+        told = (ended["attempt"], ended["state"], ended["reason"], ended["evidence"])
+        assert told == (attempt, "stopped", "user", "interrupted before it started (SIGTERM)")
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_a_resume_that_lost_its_race_says_nothing_of_the_winners_attempt(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert yard.run("launch", "tiny", "--force", "a test", "--follow") == 0, yard.err
+    first = yard.json("show", "@last")["run"]["id"]
+    assert yard.run("mark", first, "stopped", "once more") == 0
+    make = Store.new_attempt
+
+    def overtaken(store: Store, run_id: str, **more: Any) -> int:
+        make(store, run_id, **{**more, "launcher": this_process()})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "new_attempt", overtaken)
+    assert yard.run("resume", first) == 130
+    monkeypatch.setattr(Store, "new_attempt", make)
+
+    with Store(yard.root / "runs.db") as store:
+        assert store.reader.run(first).state is State.PENDING
+        store.set_state(first, State.FAILED, evidence="x")
+    assert "never began" not in yard.err
+
+
+@pytest.mark.slow
+def test_a_resume_that_is_refused_does_not_say_that_it_starts(yard: Yard) -> None:
+    assert yard.run("launch", "tiny", "--force", "a test", "--follow") == 0, yard.err
+    run_id = yard.json("show", "@last")["run"]["id"]
+    assert yard.run("mark", run_id, "stopped", "once more") == 0
+    assert yard.run("rm", run_id) == 0
+
+    assert yard.run("resume", run_id) == 1
+    assert "starting attempt" not in yard.err
+    assert f"run {run_id} is in the bin" in yard.err
+    assert yard.run("restore", run_id) == 0
+    assert yard.run("resume", run_id, "--follow") == 0, yard.err
+    assert f"starting attempt 2 of run {run_id}: its newest checkpoint is of step 5" in yard.err
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.units import counted, format_duration, format_size, parse_bytes, parse_duration
+from orchestrator.units import counted, format_duration, format_size, parse_bytes, parse_duration, with_article
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,7 @@ def test_what_is_larger_than_anything_here_is_refused(parse: Callable[[str], flo
         with pytest.raises(ValueError, match="is larger than") as refused:
             parse(text)
         assert len(str(refused.value)) < 120
+
+
+def test_a_word_has_the_article_that_it_is_read_with() -> None:
+    assert [with_article(word) for word in ("train", "evaluate", "export")] == ["a train", "an evaluate", "an export"]

@@ -115,6 +115,12 @@ def test_a_folder_describes_the_drafter_it_came_from(spec, tmp_path):
     assert replace(found, layer_types=types) == spec.drafter
 
 
+def test_an_exported_folder_is_read_by_whoever_may_read_any_of_it(full_spec, tmp_path):
+    folder = export_drafter(make_drafter(full_spec), full_spec, tmp_path / "drafter", step=1)
+
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
 def test_an_imported_drafter_accepts_what_the_exported_one_did(full_spec, tmp_path, tiny_target):
     drafter = make_drafter(full_spec)
     folder = export_drafter(drafter, full_spec, tmp_path / "drafter", step=1)
