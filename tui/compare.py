@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from orchestrator.actions.history import in_reading_order, spec_differences, unlike_losses
+from orchestrator.actions.comparable import unlike
+from orchestrator.actions.history import in_reading_order, spec_differences
 from orchestrator.store.rows import NUM_REPORTS, RunRow, SeriesRow
 from orchestrator.units import counted, unit_of
 from tui.chart import Look, Series, chart_lines
@@ -89,22 +90,24 @@ class CompareScreen(YardScreen):
 
 def compare_lines(details: Sequence[RunDetail], width: int, look: Look) -> list[Line]:
     lines = [line for index, detail in enumerate(details) for line in broken(_legend(detail, SERIES[index]), width)]
-    lines += _weighed(details, width)
+    unlike_by = _made_differently(details)
+    lines += _said(unlike_by, width)
     differences = _differences(details, width)
     names = overlaid([detail.series for detail in details])
-    charts = [BLANK, *_charts(details, [name for name in names if name in FIRST_METRICS], width, look)]
+    firsts = [name for name in names if name in FIRST_METRICS]
+    charts = [BLANK, *_charts(details, firsts, unlike_by, width, look)]
     lines += [*differences, *charts] if len(differences) <= FEW_LINES else [*charts, *differences]
     lines += _worth(details, width)
     lines += [
         BLANK,
         heading("Measured", width, f"mean of the last {NUM_REPORTS}, best in brackets"),
         _names(details, width),
-        *_measured(details, width),
+        *_measured(details, unlike_by, width),
     ]
     others = [name for name in names[:MOST_OVERLAID] if name not in FIRST_METRICS]
     if others:
         lines += [BLANK, heading("Other curves", width, "what two runs or more report")]
-        lines += _charts(details, others, width, look)
+        lines += _charts(details, others, unlike_by, width, look)
     if left_out := names[MOST_OVERLAID:]:
         told = f"{counted(len(left_out), 'metric')} more that two runs report: no curve here, in the table above"
         lines += [BLANK, *wrapped(told, width, "muted")]
@@ -147,18 +150,30 @@ def _at_step(run: RunRow) -> str:
     return "no step yet" if run.step is None else f"step {count(run.step)}{total}"
 
 
-def _weighed(details: Sequence[RunDetail], width: int) -> list[Line]:
-    """Losses that sum up differently are numbers of different things, whichever is smaller."""
-    specs = [detail.spec or {} for detail in details]
-    sizes = {(spec.get("drafter") or {}).get("block_size") for spec in specs}
-    keys = [*unlike_losses(specs), *(["drafter.block_size"] if len(sizes) > 1 else [])]  # a later slot is a harder one
-    if not keys or sum(any(row.name == "loss" for row in detail.series) for detail in details) < 2:
-        return []
-    told = f"Losses are made differently ({', '.join(keys)}): not to be held against one another; acceptance is."
-    return wrapped(told, width, "warn")
+def _made_differently(details: Sequence[RunDetail]) -> dict[str, list[str]]:
+    """Metrics that are numbers of different things in those that tell them, whichever is smaller: by which keys."""
+    told = [{row.name for row in detail.series} for detail in details]
+    found = {}
+    for name in in_reading_order({name for names in told for name in names}):
+        specs = [detail.spec or {} for detail, names in zip(details, told, strict=True) if name in names]
+        if keys := unlike(name, specs):
+            found[name] = keys
+    return found
 
 
-def _charts(details: Sequence[RunDetail], names: Sequence[str], width: int, look: Look) -> list[Line]:
+def _said(unlike_by: Mapping[str, Sequence[str]], width: int) -> list[Line]:
+    keys = dict.fromkeys(key for keys in unlike_by.values() for key in keys)
+    told = f"* made differently ({', '.join(keys)}): not to be held against one another"
+    return wrapped(told, width, "warn") if keys else []
+
+
+def _marked(name: str, unlike_by: Mapping[str, Sequence[str]]) -> str:
+    return f"{name}*" if name in unlike_by else name
+
+
+def _charts(
+    details: Sequence[RunDetail], names: Sequence[str], unlike_by: Mapping[str, Sequence[str]], width: int, look: Look
+) -> list[Line]:
     names = [name for name in names if any(_has_curve(detail, name) for detail in details)]
     columns = min(len(names), 2 if width >= 72 else 1) or 1
     room = (width - 3 * (columns - 1)) // columns
@@ -171,7 +186,8 @@ def _charts(details: Sequence[RunDetail], names: Sequence[str], width: int, look
                 for index, detail in enumerate(details)
                 if (curve := detail.curve(name)) is not None and curve.samples
             ]
-            blocks.append((chart_lines(name, told_in(name, _unit(details, name)), series, (room, 9), look), room))
+            told = told_in(name, _unit(details, name))
+            blocks.append((chart_lines(_marked(name, unlike_by), told, series, (room, 9), look), room))
         lines += [*([BLANK] if lines else []), *beside(*blocks, gap=3)]
     return lines
 
@@ -181,14 +197,14 @@ def _has_curve(detail: RunDetail, name: str) -> bool:
     return curve is not None and bool(curve.samples)
 
 
-def _measured(details: Sequence[RunDetail], width: int) -> list[Line]:
+def _measured(details: Sequence[RunDetail], unlike_by: Mapping[str, Sequence[str]], width: int) -> list[Line]:
     names = in_reading_order({row.name for detail in details for row in detail.series})
     lines = []
     for name in names:
         rows = [next((row for row in detail.series if row.name == name), None) for detail in details]
         unit = _unit(details, name)
         cells = ["–" if row is None else _now_and_best(row, unit) for row in rows]
-        lines.append(_row(name, cells, width))
+        lines.append(_row(_marked(name, unlike_by), cells, width))
     return lines
 
 

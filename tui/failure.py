@@ -30,7 +30,8 @@ def failure_lines(detail: RunDetail, width: int) -> list[Line]:
             told = [line for part in told_and_repairs(run.evidence) for line in wrapped(part, width)]
             return [[("It never started; nothing ran.", "bad")], *told]
         lines: list[Line] = [[(_nothing_failed(run), "good" if run.state is State.SUCCEEDED else "muted")]]
-        return [*lines, *wrapped(to_type(run.evidence), width, "muted")] if run.evidence else lines
+        told = [line for part in told_and_repairs(run.evidence) for line in wrapped(part, width, "muted")]
+        return [*lines, *told] if run.evidence else lines
     first, *echoes = detail.failures
     lines = _first_cause(first, _source(first, detail.ranks), detail.answers, width)
     for echo in echoes:

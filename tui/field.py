@@ -25,6 +25,9 @@ class Field(Input):
     Field:ansi > .input--cursor { background: ansi_default; color: ansi_default; text-style: reverse; }
     """
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(max_length=MOST_LETTERS, **settings)
+
     async def _on_key(self, event: events.Key) -> None:
         """Editing keys act at once. Left to travel up to the app, they would act after letters typed behind them."""
         for binding in self._bindings.key_to_bindings.get(event.key, ()):
@@ -32,9 +35,6 @@ class Field(Input):
             event.prevent_default()
             await self.run_action(binding.action)
             return
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(max_length=MOST_LETTERS, **settings)
 
     def _on_paste(self, event: events.Paste) -> None:
         """Comes before Textual's own handler, which inserts the text. Half of a paste is nothing that anybody has meant."""

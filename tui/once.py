@@ -59,9 +59,10 @@ def _with_what_is_cut(text: str, app: Draftyard) -> str:
         default=0,
     )
     needed = app.size.height + more
-    if not more or needed > MOST_CELLS:
+    if not more:
         return text
-    return "\n".join([*text.splitlines()[:-1], f" {counted(more, 'line')} more: LINES={needed} prints all of it\n"])
+    how = f": LINES={needed} prints all of it" if needed <= MOST_CELLS else f"; one print has {MOST_CELLS:,} at most"
+    return "\n".join([*text.splitlines()[:-1], f" {counted(more, 'line')} more{how}\n"])
 
 
 async def rested(app: Draftyard, pilot: Pilot[object]) -> None:

@@ -18,7 +18,6 @@ from tui.attempts import attempt_lines, took
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RATES, MetricCurve, RunDetail, newest_samples
 from tui.moment import end_s, faded, is_present, last_seen
-from tui.outside import to_type
 from tui.pace import TRAINING, bottleneck
 from tui.pieces import (
     BLANK,
@@ -143,7 +142,7 @@ def _evidence(detail: RunDetail, now_s: float) -> list[str]:
     run = detail.run
     if run.state is State.RUNNING and run.step is not None and run.last_event_s is not None:
         return [f"newest word {age(now_s - run.last_event_s)} ago"]
-    return told_and_repairs(to_type(run.evidence))
+    return told_and_repairs(run.evidence)
 
 
 def speed_lines(detail: RunDetail, width: int, *, note: str = "", ascii_only: bool) -> list[Line]:

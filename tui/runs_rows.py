@@ -13,7 +13,6 @@ from orchestrator.store.rows import RunRow, State
 from orchestrator.units import counted
 from tui.canvas import spark
 from tui.moment import end_s, is_present
-from tui.outside import to_type
 from tui.pace import TRAINING
 from tui.pieces import Piece, memory_meaning, meter, width_of
 from tui.snapshot import RunNumbers
@@ -29,6 +28,7 @@ from tui.wording import (
     short_value,
     state_letter,
     state_word,
+    told_and_repairs,
 )
 
 VALUE_WIDTH = 7
@@ -218,7 +218,7 @@ def trouble(run: RunRow, numbers: RunNumbers, now_s: float) -> tuple[int, str]:
 def _failure(run: RunRow, numbers: RunNumbers) -> tuple[int, str]:
     """The known cause, else the reason."""
     if never_started(run):
-        told = to_type(run.evidence.removeprefix(_NEVER)) or _reason_words(run.reason or "failed")
+        told = "; ".join(told_and_repairs(run.evidence.removeprefix(_NEVER))) or _reason_words(run.reason or "failed")
         return 0, f"{_NEVER}{told}"
     cause = " ".join(numbers.cause.split())
     if run.reason in MEMORY_REASONS:

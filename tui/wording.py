@@ -20,8 +20,8 @@ from tui.outside import to_type
 
 GIB = 1024**3
 _REPAIR = re.compile(r"\s*;?\s*(?=\b(?:repair|or let draftyard do it): )")
-
-_LONG_WORD = re.compile(r"[^\s=:'\"]{121,}")
+MOST_SHOWN = 120  # letters of a word; more fill a screen and say nothing
+_LONG_WORD = re.compile(rf"[^\s=:'\"]{{{MOST_SHOWN + 1},}}")
 
 # State -> letter and meaning. The letter alone must do: colour only helps.
 STATES: dict[str, tuple[str, str]] = {
@@ -45,9 +45,6 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
         return set_cell_size(text, width - 1) + "…" if width > 0 else ""
     padding = " " * (width - size)
     return padding + text if right else text + padding
-
-
-MOST_SHOWN = 120  # letters of a word; more fill a screen and say nothing
 
 
 def short(text: str, most: int) -> str:
@@ -102,9 +99,10 @@ def reason_words(reason: str) -> str:
 
 
 def told_and_repairs(text: str) -> list[str]:
-    """What is told, then each repair that it names: a command to be copied stands on a line of its own."""
+    """What is told, then each repair that it names: a command to be copied stands on a line of its own. The repairs alone are
+    spelled to be typed: the rest may be what a person or a job has written."""
     told, *repairs = [" ".join(part.split()) for part in _REPAIR.split(text)]
-    return [told, *map(to_type, repairs)]
+    return [told, *(to_type(repair) for repair in repairs if repair)]
 
 
 def state_word(name: str) -> str:

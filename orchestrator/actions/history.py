@@ -292,15 +292,6 @@ def spec_differences(specs: Sequence[Mapping[str, Any]]) -> list[Difference]:
     return [item for item in told if any(value != item.values[0] for value in item.values)]
 
 
-def unlike_losses(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys by which runs weigh or sum their losses differently; what no run of them weighs by is none."""
-    decays = {(spec.get("loss") or {}).get("decay") for spec in specs}
-    idle = {"loss.chunk_tokens", "loss.hidden_gradient"}
-    idle |= set() if "exponential" in decays else {"loss.gamma"}
-    idle |= set() if "dpace" in decays else {"loss.dpace_alpha"}
-    return [item.key for item in spec_differences(specs) if item.key.startswith("loss.") and item.key not in idle]
-
-
 def evidence(places: Places, recipe: str | None = None) -> list[EvidenceRow]:
     """Rungs as they were reported, newest first."""
     with open_reader(places) as reader:

@@ -1,6 +1,7 @@
 """What stands beside each other in a comparison is said to be of another step, or of another weighing, where it is."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tui.detail import RunDetail, read_detail
 from tui.pieces import text_of, width_of
 from tui.snapshot import CurvesAsk
 
-MADE = "Losses are made differently"
+NOTE = "not to be held against one another"
 
 
 @pytest.fixture
@@ -25,15 +26,26 @@ def runs(filled_yard: Path) -> list[RunDetail]:
         ]
 
 
-def with_loss(detail: RunDetail, **values: Any) -> RunDetail:
+def with_told(detail: RunDetail, **rooms: dict[str, Any]) -> RunDetail:
     spec = dict(detail.spec or {})
-    return dataclasses.replace(detail, spec={**spec, "loss": {**spec.get("loss", {}), **values}})
+    return dataclasses.replace(
+        detail, spec=spec | {room: {**spec.get(room, {}), **values} for room, values in rooms.items()}
+    )
+
+
+def with_metrics(detail: RunDetail, *names: str) -> RunDetail:
+    loss = next(row for row in detail.series if row.name == "loss")
+    return dataclasses.replace(detail, series=tuple(dataclasses.replace(loss, name=name) for name in names))
+
+
+def whole(details: list[RunDetail], width: int = 100) -> str:
+    lines = compare_lines(details, width, Look())
+    assert all(width_of(line) <= width for line in lines)
+    return text_of(lines)
 
 
 def head(details: list[RunDetail], width: int = 100) -> str:
-    lines = compare_lines(details, width, Look())
-    assert all(width_of(line) <= width for line in lines)
-    return " ".join(text_of(lines).split("Told differently")[0].split())
+    return " ".join(whole(details, width).split("Told differently")[0].split())
 
 
 def test_each_run_says_at_which_step_it_is(runs: list[RunDetail]) -> None:
@@ -46,24 +58,31 @@ def test_each_run_says_at_which_step_it_is(runs: list[RunDetail]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "is_told"),
+    ("other", "marked"),
     [
-        ({}, False),
-        ({"decay": "dpace"}, True),
-        ({"gamma": 4.0}, True),
-        ({"terms": {"ce": 1.0, "kl": 0.15}}, True),
-        ({"dpace_alpha": 0.9}, False),  # of a decay that neither has
-        ({"label": "teacher_argmax"}, True),
-        ({"chunk_tokens": 512, "hidden_gradient": "fp8"}, False),
+        ({}, set()),
+        ({"loss": {"decay": "dpace"}}, {"loss"}),
+        ({"loss": {"gamma": 4.0}}, {"loss"}),
+        ({"loss": {"terms": {"ce": 1.0, "kl": 0.15}}}, {"loss"}),
+        ({"loss": {"dpace_alpha": 0.9}}, set()),  # of a decay that neither has
+        ({"loss": {"label": "teacher_argmax"}}, {"loss", "accuracy", "acceptance_length"}),
+        ({"loss": {"chunk_tokens": 512, "hidden_gradient": "fp8"}}, set()),
+        ({"drafter": {"block_size": 8}}, {"loss", "accuracy", "acceptance_length"}),
     ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
-def test_losses_of_other_weighings_are_said_not_to_compare(
-    other: dict[str, Any], is_told: bool, runs: list[RunDetail]
+def test_metrics_that_are_made_differently_are_marked_as_compare_marks_them(
+    other: dict[str, dict[str, Any]], marked: set[str], runs: list[RunDetail]
 ) -> None:
-    one = with_loss(runs[0], decay="exponential", gamma=7.0, terms={"ce": 1.0}, dpace_alpha=0.5, chunk_tokens=2048)
-    two = dataclasses.replace(with_loss(one, **other), run=runs[1].run)
+    """Accuracies in blocks of another size bore no mark, and of the training's own acceptance it was said that it compares."""
+    told = with_metrics(runs[0], "loss", "accuracy", "acceptance_length", "lr")
+    one = with_told(told, loss={"decay": "exponential", "gamma": 7.0, "terms": {"ce": 1.0}}, drafter={"block_size": 16})
+    two = dataclasses.replace(with_told(one, **other), run=runs[1].run)
 
-    text = head([one, two])
+    text = whole([one, two])
 
-    assert (MADE in text) == is_told
-    assert all(f"loss.{key}" in text for key in other) or not is_told
+    rows = text.split("Measured")[1].splitlines()
+    assert {row.split()[0].rstrip("*") for row in rows if row.split()[:1] and row.split()[0].endswith("*")} == marked
+    assert (NOTE in head([one, two])) == bool(marked)
+    assert not marked or all(f"{room}.{key}" in head([one, two]) for room, keys in other.items() for key in keys)
+    assert (re.search(r"^loss\* .* mean", text, re.MULTILINE) is not None) == bool(marked)  # its curve's title

@@ -13,8 +13,10 @@ import pytest
 
 from orchestrator.actions.places import Places
 from orchestrator.errors import UsageError
+from orchestrator.store.rows import Document
 from orchestrator.verbs.frame import jsonable
 from orchestrator.verbs.screen import NAMES
+from tests.tui.world import Yard
 from tests.tui.yard import DONE, LIVE, OOM
 from tui.home import SCREENS
 from tui.opening import run
@@ -148,3 +150,18 @@ def test_a_print_has_no_scroll_bar_and_says_what_it_leaves_out(
         assert cut[:-1] == whole[: len(cut) - 1]
     assert (found is None) == (screen == "log")  # its end is what it shows, and its beginning a key away
     assert [line for line in cut if re.search(r"[▁-█]$", line.rstrip()) and len(line.rstrip()) == 100] == []
+
+
+@pytest.mark.slow
+def test_what_no_print_has_room_for_is_left_out_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beyond the lines that a screen may have nothing was said, and a spec looked as if it were whole."""
+    yard = Yard(tmp_path / "runs.db")
+    settings = {f"key{number:04}": str(number) for number in range(5000)}
+    with yard.store as store:
+        yard.run("aaaawq7k", "smollm2/ce")
+        store.keep_document("aaaawq7k", Document.SPEC, json.dumps({"entry": "script", "settings": settings}))
+
+    assert run(yard.path, once=True, runs=("aaaawq7k",), screen="spec", size=(100, 30)) == 0
+
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r" 4,9\d\d lines more; one print has 4,096 at most", last), last

@@ -17,6 +17,8 @@ from tui import outside
 from tui.app import Draftyard
 from tui.opening import run
 from tui.plain import screen_text
+from tui.runs_rows import trouble
+from tui.snapshot import RunNumbers
 
 pytestmark = pytest.mark.slow  # a whole app a test
 
@@ -102,6 +104,30 @@ async def test_what_ended_a_launch_is_told_with_a_repair_that_works_here_and_a_j
     assert "draftyard launch was called" in text
     assert f"{PROGRAM} launch" not in text
     assert f"{PROGRAM} ls" not in text
+
+
+@pytest.mark.parametrize("screen", ["overview", "failure"])
+async def test_what_a_person_wrote_of_a_run_stays_as_it_was_written(
+    screen: str, tmp_path: Path, open_app: Callable[..., Draftyard]
+) -> None:
+    """A person's word over a run is its evidence, and a job's words stand in it: commands in them are nobody's repair."""
+    yard = Yard(tmp_path / "runs.db")
+    with yard.store as store:
+        yard.run("aaaawq7k", "smollm2/ce")
+        store.mark("aaaawq7k", State.LOST, why="their box said: draftyard launch tiny")
+        yard.run("bbbbwq7k", "smollm2/ce")
+        evidence = "never started: box says that draftyard launch is old\n  repair: draftyard doctor box --fix"
+        yard.state("bbbbwq7k", State.FAILED, evidence=evidence)
+        listed = [trouble(store.reader.run(name), RunNumbers(), NOW_S)[1] for name in ("aaaawq7k", "bbbbwq7k")]
+    marked = open_app(yard.path, run="aaaawq7k", screen=screen)
+    async with opened(marked) as pilot:
+        text = await shown(marked, pilot, "their box said")
+
+    assert "their box said: draftyard launch tiny" in " ".join(text.split())
+    assert listed == [
+        "lost: marked by hand: their box said: draftyard launch tiny (it was pending, and no host was asked)",
+        f"never started: box says that draftyard launch is old; repair: {PROGRAM} doctor box --fix",
+    ]
 
 
 async def test_a_toast_and_a_copied_command_are_spelled_so(
