@@ -33,6 +33,6 @@ def read_so_far(places: Places, folder: Path) -> object | None:
 
 
 def passed_over(places: Places, run_id: str) -> list[str]:
-    """A line for each thing in the run's folder that bears the name of events or a log and is no file."""
+    """A line for each thing in the run's folder that bears the name of events, a log or an attempt and is none."""
     with Reader(places.db) as reader:
         return [row.text for row in reader.events(run_id, kinds=["bad_line"]) if PASSED_OVER in row.fields]

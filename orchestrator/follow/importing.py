@@ -14,7 +14,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import UnionType
@@ -37,6 +37,7 @@ from remote.wire import LATEST_S
 
 HOST = IMPORTED
 _KINDS_OF_FILES = {
+    stat.S_IFREG: "a file",
     stat.S_IFLNK: "a link",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFDIR: "a folder",
@@ -53,7 +54,7 @@ def import_folder(store: Store, folder: Path) -> RunRow:
     if job is None or not isinstance(job.get("run_id"), str):
         raise DraftyardError(f"{folder} is no run folder: it has no whole job.json with a run_id")
     row = _row(source, job)
-    numbers = [attempt.number for attempt in source.attempts()]
+    numbers = [attempt.number for attempt in source.attempts() if stat.S_ISDIR(attempt.root.lstat().st_mode)]
     seen = {number: _seen(source, number, is_newest=number == max(numbers)) for number in numbers}
     if not seen:
         raise DraftyardError(f"{folder} has no attempt: attempts/1 is the folder of the first; copy it whole")
@@ -67,6 +68,7 @@ def import_folder(store: Store, folder: Path) -> RunRow:
         store.describe_run(run.id, workdir=str(source.root))  # a newer copy may lie elsewhere
         try:
             _import_attempts(store, source, run, seen)
+            _say_no_folders(store, source, run.id)
         finally:
             store.set_state(run.id, State.LOST, evidence=CUT_SHORT)  # where it has not ended by now
         return store.reader.run(run.id)
@@ -196,17 +198,31 @@ def _is_to_be_judged_anew(desk: Desk, run: RunRow, seen: Evidence) -> bool:
     return has_ended or (was_not_ended and desk.reader.attempts(run.id)[-1].final_outcome is not None)
 
 
+def _say_no_folders(store: Store, source: RunDir, run_id: str) -> None:
+    """What bears the name of an attempt and is no folder."""
+    modes = {f"attempts/{attempt.number}": attempt.root.lstat().st_mode for attempt in source.attempts()}
+    _say_each(store, run_id, {name: (name, mode) for name, mode in modes.items() if not stat.S_ISDIR(mode)})
+
+
 def _say_passed_over(desk: Desk, source: RunDir, run_id: str, number: int) -> None:
-    """What bears the name of events or a log and is no file: read by nobody, as it may lead out or never end. Once each."""
-    said = {row.text for row in desk.reader.events(run_id, kinds=["bad_line"])}
+    """What bears the name of events or a log and is no file: read by nobody, as it may lead out or never end."""
+    found = {}
     for path in sorted(source.attempt(number).root.iterdir()):
         is_due = writer_of(path.name) is not None or path.name in ("stdout.log", "stderr.log")
         mode = path.lstat().st_mode
         if is_due and not stat.S_ISREG(mode):
-            what = _KINDS_OF_FILES.get(stat.S_IFMT(mode), "a device")
-            text = f"attempt {number}: {path.name} is {what} and was passed over; what it may hold is missing"
-            if text not in said:
-                desk.store.add_event(run_id, "bad_line", text, {PASSED_OVER: path.name})
+            found[f"attempt {number}: {path.name}"] = path.name, mode
+    _say_each(desk.store, run_id, found)
+
+
+def _say_each(store: Store, run_id: str, found: Mapping[str, tuple[str, int]]) -> None:
+    """Once each; what is said -> its name and mode."""
+    said = {row.text for row in store.reader.events(run_id, kinds=["bad_line"])}
+    for told, (name, mode) in found.items():
+        what = _KINDS_OF_FILES.get(stat.S_IFMT(mode), "a device")
+        text = f"{told} is {what} and was passed over; what it may hold is missing"
+        if text not in said:
+            store.add_event(run_id, "bad_line", text, {PASSED_OVER: name})
 
 
 def _seen(source: RunDir, number: int, *, is_newest: bool) -> Evidence:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,46 @@ def test_what_is_no_file_is_passed_over_and_said(made: Path, tmp_path: Path) -> 
         "attempt 1: events.rank0.jsonl is a link and was passed over; what it may hold is missing",
         "attempt 1: stdout.log is a named pipe and was passed over; what it may hold is missing",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (Path.touch, "a file"),
+        (os.mkfifo, "a named pipe"),
+        (lambda path: path.symlink_to("1"), "a link"),
+        (lambda path: path.symlink_to("/dev/zero"), "a link"),
+    ],
+    ids=["file", "pipe", "link", "device"],
+)
+def test_an_attempt_that_is_no_folder_is_passed_over_and_said(
+    made: Path, tmp_path: Path, make: Callable[[Path], object], what: str
+) -> None:
+    store, copy = Store(tmp_path / "runs.db"), copy_of(made, tmp_path)
+    make(copy / "attempts" / "3")
+
+    for _ in range(2):
+        run = import_folder(store, copy)
+
+    assert (run.attempt, run.state) == (2, State.FAILED)
+    assert [row.text for row in store.reader.events(run.id, kinds=["bad_line"])] == [
+        f"attempts/3 is {what} and was passed over; what it may hold is missing"
+    ]
+    assert passed_over(find_places(tmp_path, {}, db=store.path), run.id) == [
+        f"attempts/3 is {what} and was passed over; what it may hold is missing"
+    ]
+
+
+@pytest.mark.slow
+def test_a_folder_without_a_real_attempt_is_refused(made: Path, tmp_path: Path) -> None:
+    copy = copy_of(made, tmp_path)
+    for number in ("1", "2"):
+        (copy / "attempts" / number).rename(copy / "attempts" / f"no {number}")
+        (copy / "attempts" / number).touch()
+
+    with pytest.raises(DraftyardError, match="has no attempt: attempts/1 is the folder of the first; copy it whole"):
+        import_folder(Store(tmp_path / "runs.db"), copy)
 
 
 # One of everything that a job can say, on two ranks; a loss that is no number; a log without a last newline.
