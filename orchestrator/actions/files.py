@@ -58,6 +58,14 @@ def write_here(to: Path, content: bytes) -> None:
         raise DraftyardError(f"{to} cannot be written: {error.strerror}") from error
 
 
+def is_there(to: Path) -> bool:
+    """Whether writing there takes the place of something; of what cannot be looked at the writing itself will tell."""
+    try:
+        return to.exists()
+    except OSError:
+        return False
+
+
 def _regular(to: Path) -> Path:
     """Where the file lies, links followed: it takes the place of an old one, and must never take that of a device."""
     if not to.parent.is_dir():

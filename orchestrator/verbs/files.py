@@ -51,7 +51,7 @@ RESET = (
     type=click.Choice(["last", "best", "all"]),
     default="last",
     show_default=True,
-    help="Which ones; an export has one drafter.",
+    help="Which ones; best is the one whose steps accepted most. An export has one drafter.",
 )
 @click.option(
     "--artifacts", is_flag=True, help="Instead, what each attempt left: memory snapshots, answers, an export."

@@ -259,7 +259,7 @@ def export(terminal: Terminal, selector: str, *, form: str | None, to: str | Non
         version = SCHEMA_VERSION if terminal.wants_json else None
         terminal.lines(files.metric_lines(terminal.places, selector, form, version=version), is_ours=False)
         return
-    was_there = Path(to).exists()
+    was_there = files.is_there(Path(to))
     num_values = files.write_metrics(terminal.places, selector, form, to=Path(to))
     if was_there:
         terminal.say(f"it took the place of the {to} that was there")

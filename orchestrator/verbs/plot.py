@@ -12,8 +12,9 @@ from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.words_typed import RUN, RUN_OR_METRIC, TypedPath
 
 if TYPE_CHECKING:
-    from orchestrator.actions import plots
+    from orchestrator.actions import files, plots
 else:
+    files = lazy("orchestrator.actions.files")
     plots = lazy("orchestrator.actions.plots")
 
 
@@ -32,7 +33,7 @@ def plot(terminal: Terminal, selector: str, words: tuple[str, ...], *, output: P
     Without METRIC it is the loss; without -o the file is named after run and metric. The line is the mean of each
     bucket of steps, the band its smallest and largest value; steps without a finite number are a gap with a cross.
     """
-    was_there = output is not None and output.exists()
+    was_there = output is not None and files.is_there(output)
     done = plots.plot(terminal.places, (selector, *words), to=output, is_dark=is_dark)
     if was_there:
         terminal.say(f"it took the place of the {output} that was there")
