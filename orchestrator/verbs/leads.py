@@ -104,7 +104,9 @@ def _of_failure(page: RunPage) -> list[str]:
         commands = [f"draftyard show {run.id} --oom    # what would fit", *commands]
     if has_begun and run.kind == "train":
         start = "its newest checkpoint" if page.checkpoints else "step 1: no checkpoint is known"
-        commands.append(f"draftyard resume {run.id}    # the same values, from {start}")
+        given = " and ".join(inert(name) for name in words_of_run(run, page.launch).env)
+        values = f"the same values, {given} as set here" if given else "the same values"
+        commands.append(f"draftyard resume {run.id}    # {values}, from {start}")
     if run.reason == Reason.MISSING_DEPENDENCY and not has_begun:  # until then the same launch fails again
         commands += [shlex.join(["draftyard", "doctor", inert(host), "--fix"]) for host in run.hosts]
     return [*commands, *_with_checkpoint(page), *_anew(page)]

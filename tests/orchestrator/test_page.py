@@ -330,6 +330,16 @@ def test_a_new_one_is_asked_for_everything_that_was_typed_for_the_first(places: 
     assert f"  {anew}" in _text(places, "knevagain")
 
 
+def test_a_resume_is_offered_with_the_variables_that_it_takes_from_here(places: Places) -> None:
+    with Store(places.db) as store:
+        started(store, "knevagain", recipe="tiny", branch="main")
+        store.keep_document("knevagain", Document.LAUNCH, json.dumps({"named_env": ["HF_TOKEN", "N"]}))
+        store.set_state("knevagain", State.FAILED, evidence="exit status 3")
+
+    due = "draftyard resume knevagain    # the same values, HF_TOKEN and N as set here, from step 1"
+    assert f"  {due}" in _text(places, "knevagain")
+
+
 def test_a_ladder_without_a_trainers_numbers_has_no_columns_for_them(places: Places) -> None:
     with Store(places.db) as store:
         store.create_run(new_run("ksmokebb", kind="smoke"))
