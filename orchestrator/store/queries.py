@@ -27,7 +27,7 @@ NEWEST = """
 
 SORTS = {
     "created": "r.created_s",
-    "started": "r.started_s",
+    "started": "coalesce(r.started_s, r.created_s)",  # as the column of that name tells it
     "ended": "r.ended_s",
     "recipe": "r.recipe",
     "branch": "r.branch",

@@ -217,3 +217,24 @@ def test_a_job_says_what_it_does_and_not_that_it_trains(kind: Kind, step: int | 
     parent = None if step is None else "koldaaaa"
 
     assert beginning("knewaaaa", kind, "smollm2", "ce", parent=parent, step=step) == words
+
+
+def test_runs_in_the_order_of_their_newest_start_stand_as_the_column_tells_it(places: Places) -> None:
+    """A run that is only set up has started when it was launched, as `ls` shows it."""
+    with Store(places.db, clock=lambda: clock[0]) as store:
+        clock = [100.0]
+        for run_id, at_s in (("kolderaa", 100.0), ("knextaaa", 200.0), ("kpending", 2500.0)):
+            clock[0] = at_s
+            store.create_run(new_run(run_id))
+            if run_id != "kpending":
+                store.new_attempt(run_id)
+                store.ingest(batch(steps(1, 2), run_id=run_id))
+                store.set_state(run_id, State.STOPPED, evidence="as asked")
+        clock[0] = 300.0
+        store.new_attempt("kolderaa")
+    runs = history.list_runs(places, sort="started")
+
+    told = [run.started_s or run.created_s for run in runs]
+
+    assert told == sorted(told, reverse=True)
+    assert {run.id for run in runs} == {"kolderaa", "knextaaa", "kpending"}
