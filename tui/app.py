@@ -35,7 +35,7 @@ from tui.following import Following
 from tui.frame import YardScreen
 from tui.home import SCREENS
 from tui.hosts import HostsScreen
-from tui.keys import spelled
+from tui.keys import spelled, tell_keys_of
 from tui.launch import LaunchScreen
 from tui.ordering import TROUBLE, refusal
 from tui.outside import to_type
@@ -120,6 +120,7 @@ class Draftyard(App[None]):
         self._line_filters = [*([Ascii()] if ascii_only else []), *([NoColor()] if self.no_color else [])]
 
     def on_mount(self) -> None:
+        tell_keys_of(self)
         for screen in (RunsScreen(), HostsScreen(), SmokeScreen(), LaunchScreen(), RunScreen(), CompareScreen()):
             self.install_screen(screen, screen.NAME)
         self._open_first(*self._first)

@@ -17,7 +17,7 @@ from textual.dom import DOMNode
 
 from tui.acting import ACTING, ask_and_do, offered, why_not
 from tui.deeds import DEEDS
-from tui.keys import all_bindings
+from tui.keys import all_bindings, shown_key
 from tui.keys_help import KeysHelp
 from tui.outside import to_type
 from tui.palette import Command, Palette
@@ -175,7 +175,7 @@ def _keys(app: Draftyard) -> list[tuple[str, Binding, DOMNode]]:
 
 def _key(app: Draftyard, binding: Binding) -> str:
     """The first of those that a settings file or this program gives it."""
-    return _shown(app, replace(binding, key=app._keymap.get(str(binding.id), binding.key).split(",")[0]))
+    return shown_key(app, binding)
 
 
 def _shown(app: Draftyard, binding: Binding) -> str:

@@ -17,6 +17,7 @@ from textual.binding import Binding, BindingType
 from tui.chart import Look, Series, chart_lines
 from tui.curve import Window
 from tui.detail import MetricCurve, RunDetail
+from tui.keys import key_of
 from tui.overview import CHART_SMOOTHING
 from tui.palette import Command, Palette
 from tui.pieces import Line, beside
@@ -142,7 +143,10 @@ class CurvesPane(Sheet):
 
     def action_baseline(self) -> None:
         if self.app_baseline() is None:
-            self.app.notify("Mark a run in the list and press B there; then d overlays it here.", timeout=5)
+            marks, overlays = key_of("runs.baseline"), key_of("curves.baseline")
+            self.app.notify(
+                f"Mark a run in the list and press {marks} there; then {overlays} overlays it here.", timeout=5
+            )
             return
         self._has_baseline = not self._has_baseline
         self._ask()

@@ -19,6 +19,7 @@ from textual.widget import Widget
 from orchestrator.store.rows import RunRow
 from tui.acting import offered
 from tui.editor import Finding, recipe_of
+from tui.keys import key_of
 from tui.painted import Bare, Rows
 from tui.pieces import Line, Piece, fitted, width_of, wrapped
 from tui.sheet import Sheet
@@ -195,7 +196,12 @@ class YardScreen(Screen[None], Bare):
 
     def _keys_line(self, width: int) -> Line:
         """The keys that work now, most useful first; help and quit at the end always."""
-        last: list[Piece] = [("?", "key"), (" help  ", "muted"), ("q", "key"), (" quit", "muted")]
+        last: list[Piece] = [
+            (key_of("app.help"), "key"),
+            (" help  ", "muted"),
+            (key_of("app.quit"), "key"),
+            (" quit", "muted"),
+        ]
         pieces: list[Piece] = []
         room = width - width_of(last)
         shown: set[str] = set()
@@ -220,5 +226,5 @@ class YardScreen(Screen[None], Bare):
         return [
             [(f"{width}×{height} is too small;", "warn")],
             [(f"{LEAST_WIDTH}×{LEAST_HEIGHT} is the least.", "text")],
-            [("q quits; runs go on", "muted")],
+            [(f"{key_of('app.quit')} quits; runs go on", "muted")],
         ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from textual.app import App
@@ -27,6 +28,31 @@ def _kinds_below(kind: type[Any]) -> Iterator[type[Any]]:
     for below in kind.__subclasses__():
         yield below
         yield from _kinds_below(below)
+
+
+def _first(binding: Binding) -> str:
+    return binding.key_display or binding.key.split(",")[0]
+
+
+_key_of: list[Callable[[str], str]] = [lambda name: _first(all_bindings()[name])]
+
+
+def tell_keys_of(app: App[Any]) -> None:
+    """From now on `key_of` knows the keys that a settings file gave this app. Set once, by the app: every line may need it."""
+    _key_of[:] = [lambda name: shown_key(app, all_bindings()[name])]
+
+
+def key_of(name: str) -> str:
+    """For a sentence that tells which key to press: how the key of that name is shown."""
+    return _key_of[0](name)
+
+
+def shown_key(app: App[Any], binding: Binding) -> str:
+    """The first of those that a settings file or this program gives it, its own: what the line of keys shows (`+ -`, `←→`) may be
+    that of a pair.
+    """
+    key = app._keymap.get(str(binding.id), binding.key).split(",")[0]
+    return app.get_key_display(replace(binding, key=key, key_display=None))
 
 
 # Signs of keys that have no likeness in ASCII: `^` would read as ctrl.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tui.fits import fit_lines
+from tui.keys import key_of
 from tui.memory import plan_lines
 from tui.ordering import Offer, Planned, Standing, Wish
 from tui.outside import to_type
@@ -47,7 +48,7 @@ def nothing_lines(name: str, why: str, width: int) -> list[Line]:
 def refused(standing: Standing) -> str:
     """Why, in a sentence."""
     left = [f"{rung} {how}" for rung, how, _ in standing.rungs if how != "passed"]
-    return standing.fault or f"{', '.join(left)}; m climbs what is missing"
+    return standing.fault or f"{', '.join(left)}; {key_of('launch.smoke')} climbs what is missing"
 
 
 def gate_lines(wish: Wish, standing: Standing | None, width: int) -> list[Line]:
@@ -69,9 +70,11 @@ def gate_lines(wish: Wish, standing: Standing | None, width: int) -> list[Line]:
         )
     lines += wrapped(to_type(standing.caution), width, "warn")
     if standing.is_allowed:
-        lines.append([("Launch is allowed: ", "good"), ("^l", "key"), (" starts it", "muted")])
+        lines.append([("Launch is allowed: ", "good"), (key_of("launch.launch"), "key"), (" starts it", "muted")])
     else:
-        lines.append([("Launch is refused: ", "bad"), ("m", "key"), (" climbs what is missing", "muted")])
+        lines.append(
+            [("Launch is refused: ", "bad"), (key_of("launch.smoke"), "key"), (" climbs what is missing", "muted")]
+        )
     if standing.gpus:
         chosen = "" if wish.gpus else ", chosen by the gate"
         lines.append([(f"GPU {' '.join(standing.gpus)}{chosen}", "muted")])

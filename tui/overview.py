@@ -17,6 +17,7 @@ from orchestrator.units import counted, with_article
 from tui.attempts import attempt_lines, took
 from tui.chart import Look, Series, chart_lines
 from tui.detail import RATES, MetricCurve, RunDetail, newest_samples
+from tui.keys import key_of
 from tui.moment import end_s, faded, is_present, last_seen
 from tui.pace import TRAINING, bottleneck
 from tui.pieces import (
@@ -278,7 +279,7 @@ def _wishes(detail: RunDetail, now_s: float) -> list[Line]:
         at = time.strftime("%H:%M:%S", time.localtime(now_s + left_s))
         lines.append([("asked to end; what still lives is killed at ", "muted"), (at, "warn")])
     if detail.run.state.is_final and can_stop(detail.run, detail.intents):
-        lines.append([("a retry is to come; ", "warn"), ("x", "key"), (" calls it off", "muted")])
+        lines.append([("a retry is to come; ", "warn"), (key_of("app.stop"), "key"), (" calls it off", "muted")])
     return lines
 
 

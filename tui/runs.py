@@ -18,6 +18,7 @@ from tui.compare import MOST_RUNS
 from tui.died import LastDeath
 from tui.field import Field
 from tui.home import HomeScreen
+from tui.keys import key_of
 from tui.outside import to_type
 from tui.painted import Columns
 from tui.pieces import Line, Piece, wrapped
@@ -212,7 +213,8 @@ class RunsScreen(HomeScreen):
     def action_compare(self) -> None:
         marked = [run.id for run in self._rows if run.id in self._table.marks]
         if len(marked) < 2:
-            self.app.notify("Mark two runs or more with space, then press c.", timeout=4)
+            told = f"Mark two runs or more with {key_of('runs.mark')}, then press {key_of('runs.compare')}."
+            self.app.notify(told, timeout=4)
             return
         if len(marked) > MOST_RUNS:
             told = f"{len(marked)} are marked: the first {MOST_RUNS} of the list are compared; draftyard compare takes more."
@@ -377,10 +379,14 @@ class RunsScreen(HomeScreen):
         if self.snapshot is not None and self.snapshot.was_replaced:
             return "No runs: the database was replaced or emptied while this screen was open."
         if self.snapshot is not None and self.snapshot.num_others:
-            number = self.snapshot.num_others
+            number, key = self.snapshot.num_others, key_of("runs.kinds")
             others = "is 1 run of another kind" if number == 1 else f"are {number:,} runs of other kinds"
-            return to_type(f"No training yet; there {others}: a lists every kind, as does draftyard ls --kind all.")
-        return to_type("No runs yet. 4 launches one, as does draftyard launch RECIPE --host HOST.")
+            return to_type(f"No training yet; there {others}: {key} lists every kind, as does draftyard ls --kind all.")
+        if self.app.readonly:
+            return to_type("No runs yet; draftyard launch RECIPE --host HOST makes one.")
+        return to_type(
+            f"No runs yet. {key_of('home.launch')} launches one, as does draftyard launch RECIPE --host HOST."
+        )
 
 
 def filter_fault(text: str, now_s: float) -> str:

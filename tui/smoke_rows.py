@@ -11,6 +11,7 @@ from orchestrator.actions.rungs import ladder, peak_bytes, seconds_of
 from orchestrator.store.rows import EvidenceRow, RunRow
 from orchestrator.units import spoken
 from tui.facts import fact_text
+from tui.keys import key_of
 from tui.memory import difference
 from tui.outside import to_type
 from tui.pieces import BLANK, Line, Piece, broken, heading, wrapped
@@ -128,9 +129,9 @@ def nothing_lines(width: int) -> list[Line]:
         *wrapped(f"{what} A launch wants those passed that its recipe names.", width, "muted"),
         BLANK,
         [
-            ("4", "key"),
+            (key_of("home.launch"), "key"),
             ("  choose a branch and a host; ", "text"),
-            ("m", "key"),
+            (key_of("launch.smoke"), "key"),
             (" there climbs its rungs", "text"),
         ],
         *broken(

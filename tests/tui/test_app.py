@@ -21,6 +21,7 @@ from orchestrator.store.reads import Reader
 from orchestrator.store.rows import NewRun, State
 from orchestrator.store.writes import Store
 from tests.tui.golden import opened, press, shown
+from tests.tui.test_launch import places_of
 from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import LIVE, OOM
 from tui.app import Draftyard
@@ -452,6 +453,35 @@ async def test_keys_are_remapped_by_their_ids(open_app: Open) -> None:
     app.set_keymap({"runs.sort": "z"})
     async with opened(app, "z", size=(120, 30)):
         assert "worst off first" in screen_text(app)
+
+
+@pytest.mark.slow
+async def test_a_sentence_names_the_key_that_a_settings_file_gave(tmp_path: Path, open_app: Open) -> None:
+    yard = Yard(tmp_path / "runs.db")
+    app = open_app(yard.path, places=places_of(tmp_path, yard.path))
+    app.set_keymap({"home.launch": "9", "runs.kinds": "K", "runs.compare": "V", "launch.smoke": "M", "app.quit": "Q"})
+    async with opened(app, size=(140, 40)) as pilot:
+        empty = await shown(app, pilot, "No runs yet. 9 launches one")
+        await press(app, pilot, "3")
+        await shown(app, pilot, "9  choose a branch and a host; M there climbs its rungs")
+        with yard.store:
+            yard.run("bbbbwq7k", "smollm2/ce", kind="export")
+        await press(app, pilot, "1")
+        await shown(app, pilot, "K lists every kind")
+        await press(app, pilot, "K")
+        await shown(app, pilot, "bbbbwq7k")
+        await press(app, pilot, "V")
+        await shown(app, pilot, "then press V.")
+
+    assert empty.rstrip().endswith("Q quit")
+
+
+async def test_a_screen_that_only_looks_names_no_key_that_launches(tmp_path: Path, open_app: Open) -> None:
+    app = open_app(Yard(tmp_path / "runs.db").path, readonly=True)
+    async with opened(app, size=(120, 30)) as pilot:
+        text = await shown(app, pilot, "No runs yet; draftyard launch RECIPE --host HOST makes one.")
+
+    assert "launches one" not in text
 
 
 def test_a_name_that_no_key_has_is_refused_with_its_place_and_the_nearest(tmp_path: Path) -> None:

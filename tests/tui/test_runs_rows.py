@@ -10,6 +10,7 @@ import pytest
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow, State
 from tests.tui.golden import opened, press, shown
+from tests.tui.test_launch import places_of
 from tests.tui.world import NOW_S, Writer, Yard, steps
 from tests.tui.yard import DONE, LIVE, OOM, STOPPED, UNREACHABLE
 from tui.app import Draftyard
@@ -241,7 +242,7 @@ async def test_an_empty_list_offers_the_keys_that_lead_on_and_no_others(
 ) -> None:
     """Open, mark, sort, log and compare stood below `No runs yet`, and not the key that launches one."""
     yard = Yard(tmp_path / "runs.db")
-    app = open_app(yard.path)
+    app = open_app(yard.path, places=places_of(tmp_path, yard.path))
     async with opened(app) as pilot:
         empty = await shown(app, pilot, "No runs yet. 4 launches one")
         with yard.store:
