@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from orchestrator.actions.history import exported_path, open_reader
 from orchestrator.actions.order import find_host, where_launched
 from orchestrator.actions.places import Places
-from orchestrator.errors import DraftyardError, UsageError
+from orchestrator.errors import DraftyardError
 from orchestrator.shell.connect import connect
 from orchestrator.shell.stream import StreamShell, told
 from orchestrator.store.rows import CheckpointRow, Kind, RunRow, State
@@ -61,7 +61,9 @@ def _connected(places: Places, run: RunRow) -> Iterator[StreamShell]:
 
 def _exported(run: RunRow) -> list[tuple[int | None, str]]:
     if run.state is not State.SUCCEEDED:
-        raise UsageError(f"run {run.id} is an export that is {run.state}; only one that has succeeded wrote a drafter")
+        raise DraftyardError(
+            f"run {run.id} is an export that is {run.state}; only one that has succeeded wrote a drafter"
+        )
     return [(None, exported_path(run))]
 
 

@@ -164,13 +164,15 @@ def test_no_memory_is_no_card(yard: Yard) -> None:
     assert "0GiB" not in yard.err
 
 
-def test_the_same_lack_of_a_checkpoint_has_one_exit_code(yard: Yard) -> None:
+@pytest.mark.parametrize(("kind", "told"), [("train", "it has no checkpoint"), ("export", "wrote a drafter")])
+def test_a_run_that_has_nothing_to_pull_ends_it_as_it_ends_an_export(yard: Yard, kind: str, told: str) -> None:
+    """Exit 1: no word was wrong."""
     with Store(yard.root / "runs.db") as store:
-        started(store, "kbareaaa")
+        started(store, "kbareaaa", kind=kind)
         store.set_state("kbareaaa", State.STOPPED, evidence="as asked")
 
     assert yard.run("pull", "kbareaaa") == 1
-    assert "it has no checkpoint" in yard.err
+    assert told in yard.err
 
 
 def test_metrics_that_take_the_place_of_a_file_say_so(yard: Yard) -> None:
