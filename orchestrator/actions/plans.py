@@ -14,19 +14,19 @@ from typing import Any, Protocol, TypeVar
 from orchestrator.actions.card_names import KnownCard
 from orchestrator.actions.history import MEMORY_REASONS, open_reader
 from orchestrator.actions.host_facts import (
-    UNLISTED_BYTES,
     Card,
     NoGpu,
     can_name_gpu,
     card_of,
-    gpu_fault,
     named_gpus,
     no_name_of_a_gpu,
 )
+from orchestrator.actions.kept import Kept, kept
 from orchestrator.actions.places import Places
 from orchestrator.actions.recipes import Compared, resolve
 from orchestrator.actions.residuals import Residuals, residuals
 from orchestrator.actions.role_time import ByRole, by_role, step_time
+from orchestrator.actions.seen_card import card_seen, card_told
 from orchestrator.actions.shortfall import GROW, allowed, exceeded, held, remedy_of_pieces, short_bytes
 from orchestrator.actions.shortfall import Exceeded as Exceeded
 from orchestrator.actions.step_time import StepTime, bound, to_measure
@@ -37,9 +37,8 @@ from orchestrator.host import Hosts
 from orchestrator.recipe import Resolved
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import FailureRow, Reason, RunRow
-from orchestrator.units import format_size
 from remote.plan import FITS_SHARE, Plan, plan
-from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switches
+from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switches, uses
 from remote.plan.memory import target_bytes
 from remote.spec import DFlashSpec, parse
 
@@ -69,6 +68,8 @@ class Planned:
     by_role: ByRole | None = None  # where several processes share the training
     measured: Residuals = field(default_factory=Residuals)  # by which runs what it calls unexplained was measured
     to_measure: str = ""  # what would measure its time, where nothing has
+    uses: list[Switch] = field(default_factory=list)  # changes that take more of a card with room, and fit
+    kept: Kept | None = None  # what its hidden states take on disk; None: nothing, or of a run that has ended
 
 
 @dataclass(frozen=True)
@@ -141,30 +142,34 @@ def plan_memory(
         if facts is None:  # whether the host was looked at is not known, nor anything that was measured
             return _unmeasured(_planned(spec, card, told))
         if capacity_bytes is None:
-            card, told = _card(facts, host, device=usual_device(spec)), _whose(facts, host)
+            card, told = card_seen(facts, host, device=usual_device(spec)), card_told(facts, host)
         elif facts.get("gpus") and gpu is None:
             card = card._replace(is_hopper=card_of(facts).is_hopper)
     seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
     found = _planned(spec, card, told, seen=seen)
     if seen is None:
         return _unmeasured(found)
-    time, roles, has_gpu = _asked(
+    time, roles, has_gpu, on_disk = _asked(
         places,
         lambda reader: (
             step_time(reader, spec, found.plan, host=host),
             by_role(reader, spec, found.plan, host=host),
             _has_gpu(reader, host or places.host),
+            kept(reader, spec, found.plan),
         ),
         tell,
-    ) or (None, by_role(None, spec, found.plan), None)
+    ) or (None, by_role(None, spec, found.plan), None, kept(None, spec, found.plan))
     measurer = to_measure(spec, card.device, host=host, has_gpu=has_gpu)
-    return dataclasses.replace(found, time=time or bound(spec, found.plan), by_role=roles, to_measure=measurer)
+    return dataclasses.replace(
+        found, time=time or bound(spec, found.plan), by_role=roles, to_measure=measurer, kept=on_disk
+    )
 
 
 def _unmeasured(found: Planned) -> Planned:
     spec, made = found.spec, found.plan
     measurer = to_measure(spec, made.device, host=None, has_gpu=None)
-    return dataclasses.replace(found, time=bound(spec, made), by_role=by_role(None, spec, made), to_measure=measurer)
+    roles, on_disk = by_role(None, spec, made), kept(None, spec, made)
+    return dataclasses.replace(found, time=bound(spec, made), by_role=roles, to_measure=measurer, kept=on_disk)
 
 
 def _has_gpu(reader: Reader, host: str) -> bool | None:
@@ -332,7 +337,8 @@ def _planned(
     offered = nearest_fits if made.step_verdict == "does not fit" else switches
     largest = None if capacity_bytes is None else largest_fit(spec, planned)
     advised = offered(spec, planned)
-    return Planned(spec, made, told, largest, advised, measured=known)
+    spent = [] if capacity_bytes is None else uses(spec, planned)
+    return Planned(spec, made, told, largest, advised, measured=known, uses=spent)
 
 
 def _is_of_the_plan(reason: str | None, device: str) -> bool:
@@ -358,7 +364,7 @@ def check_gpus(places: Places, host: str, names: Sequence[str]) -> None:
 
 def _seen_card(places: Places, host: str, *, device: str) -> Card:
     with open_reader(places) as reader:
-        return _card(_seen(reader, host, places), host, device=device)
+        return card_seen(_seen(reader, host, places), host, device=device)
 
 
 def _seen(reader: Reader, host: str, places: Places) -> Mapping[str, Any]:
@@ -367,27 +373,3 @@ def _seen(reader: Reader, host: str, places: Places) -> Mapping[str, Any]:
     if seen is None:
         Hosts.load(places.hosts_file).find(host)
     return {} if seen is None else seen.facts
-
-
-def _whose(facts: Mapping[str, Any], host: str) -> str:
-    """Which card of a host is planned against, and that it was not empty: its whole size counts all the same."""
-    gpus = [gpu for gpu in facts.get("gpus") or () if gpu.get("total_bytes")]
-    if not gpus:
-        return f"host {host} as last seen"
-    least = min(gpus, key=lambda gpu: int(gpu["total_bytes"]))
-    named = f"GPU {least['index']} of host {host}, the smallest of {len(gpus)}," if len(gpus) > 1 else f"host {host}"
-    used_bytes = int(least.get("used_bytes") or 0)
-    taken = f", when {format_size(used_bytes)} of it were held" if used_bytes > UNLISTED_BYTES else ""
-    return f"{named} as last seen{taken}"
-
-
-def _card(facts: Mapping[str, Any], host: str, *, device: str) -> Card:
-    """The smallest GPU, or the machine where it has none. `device`: what the job is for."""
-    if not facts:
-        raise UsageError(f"host {host} has not been looked at yet; draftyard doctor {host} does, or give --gpu 95GiB")
-    fault = gpu_fault(facts)
-    if device == "cuda" and fault is not None and not facts.get("gpus"):
-        raise UsageError(
-            f"host {host} told of no GPU when it was last seen, as its driver fails: {fault}; give --gpu 95GiB"
-        )
-    return card_of(facts)

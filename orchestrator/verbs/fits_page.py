@@ -8,7 +8,8 @@ from typing import Any
 from orchestrator.actions.again import Words, assigned, try_line
 from orchestrator.actions.plans import Fits, Planned
 from orchestrator.actions.shortfall import GROW_NAME, pieces_told, setting_of
-from orchestrator.verbs.plan_page import advice, capacity_text, memory_items, plan_document, prepared_elsewhere, typed
+from orchestrator.verbs.plan_page import advice, memory_items, plan_document, typed
+from orchestrator.verbs.plan_verdict import capacity_text, prepared_elsewhere
 from orchestrator.verbs.table import heading, pairs, wrapped
 from orchestrator.verbs.words import gib, in_gib
 

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.actions.again import Words, command_line
+from orchestrator.actions.kept import Kept
 from orchestrator.actions.log_text import inert
-from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body, target_loaded_bytes
+from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body
 from orchestrator.actions.residuals import Runs
 from orchestrator.actions.step_time import Known, StepTime, change_cost, tflop, time_sentence, time_text
 from orchestrator.units import counted
+from orchestrator.verbs.plan_verdict import (
+    capacity_text,
+    prepared_elsewhere,
+    step_name,
+    target_items,
+    too_small_for,
+    what_helps,
+)
 from orchestrator.verbs.roles_page import roles_document, roles_section
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, number
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 NOTHING_FITS = (
     "nothing that draftyard can change makes it fit, alone or with others; a smaller target or a shorter row is needed"
 )
+LOWER = "What would lower the peak"
 _DRIVER = {"cuda": "on the card, as its driver counts", "cpu": "of the machine's memory"}
 
 
@@ -36,6 +45,7 @@ def plan_page(found: Planned, *, width: int | None) -> list[str]:
     lines += ["", *stage_table(made, width=width)]
     if found.by_role is not None:
         lines += ["", *roles_section(found.by_role, width=width)]
+    lines += room_use(found, width=width)
     if found.switches or made.step_verdict == "does not fit":
         lines += ["", *advice(found, width=width)]
     lines += ["", heading("Checked against measured peaks"), *_checked(made, width=width)]
@@ -93,6 +103,8 @@ def plan_document(found: Planned) -> dict[str, Any]:
         "time": None if found.time is None else {**vars(found.time), "total_s": found.time.total_s},
         "by_role": None if found.by_role is None else roles_document(found.by_role),
         "switches": [_switch_body(switch, found.time) for switch in found.switches],
+        "uses": [_switch_body(switch, found.time) for switch in found.uses],
+        "kept": None if found.kept is None else {**vars(found.kept), "all_bytes": found.kept.all_bytes},
     }
 
 
@@ -112,7 +124,9 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
     """What must fit against what there is, and what it is the sum of; then what is told of the whole training."""
     made, work = found.plan, found.plan.work
     tokens = f"{work.block_tokens:,} block tokens, {work.context_tokens:,} context tokens"
-    items = [*memory_items(found)]
+    items = memory_items(found, is_whole=True)
+    if found.kept is not None:
+        items.append(("on disk", _kept(found.kept)))
     if found.spec.data.num_workers:
         workers = counted(found.spec.data.num_workers, "worker")
         items.append(("read ahead", f"{in_gib(made.host_queue_bytes)} GiB of the host's memory, by {workers}"))
@@ -128,7 +142,8 @@ def _totals(found: Planned) -> list[tuple[str, str]]:
     return items
 
 
-def memory_items(found: Planned) -> list[tuple[str, str]]:
+def memory_items(found: Planned, *, is_whole: bool = False) -> list[tuple[str, str]]:
+    """The verdict and what it is made of; with `is_whole` also what of the target has room."""
     made, places = found.plan, gib_places(found.plan.driver_bytes)
     peak, slack, context = (
         f"{in_gib(size, places=places)} GiB"
@@ -136,6 +151,7 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
     )
     items = [
         ("capacity", capacity_text(found)),
+        *([("what helps", helps)] if (helps := what_helps(found)) else []),
         ("must fit", f"{in_gib(made.driver_bytes, places=places)} GiB {_DRIVER[made.device]}"),
     ]
     items.append(("  peak", _peak(made, peak, places)))
@@ -148,10 +164,7 @@ def memory_items(found: Planned) -> list[tuple[str, str]]:
         items.append(("  + allocator", f"{slack} reserved beyond it, an estimate{_seen_reserved(made)}"))
     if made.context_bytes:
         items.append(("  + context", f"{context} of the driver, an estimate"))
-    if made.pass_verdict in ("does not fit", "tight"):
-        items.append(("target pass", _pass_told(found)))
-    elif made.target_pass is not None and made.target_pass.num_measured:
-        items.append(("target pass", f"{_pass_size(made)}{_pass_seen(made)}"))
+    items += target_items(found, is_whole=is_whole)
     if any(stage.num_measured for stage in made.stages):
         items.append(("measured", _measured(found)))
     if made.capacity_bytes is not None:
@@ -176,64 +189,6 @@ def _seen_reserved(made: Plan) -> str:
     return f"{all_of} {in_gib(least)} to {in_gib(most)}, cached memory that it gives back on demand"
 
 
-def _pass_told(found: Planned) -> str:
-    made = found.plan
-    verdict = "tight" if made.pass_verdict == "tight" else f"{made.pass_verdict}, whatever is changed below"
-    return f"{_pass_size(made)}: {verdict}{_pass_seen(made)}"
-
-
-def _pass_size(made: Plan) -> str:
-    return f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded"
-
-
-def _pass_seen(made: Plan) -> str:
-    """What trainings took in it, beside the estimate; empty where none was measured."""
-    before = made.target_pass
-    if before is None or before.unexplained_bytes is None:
-        return ""
-    trainings = counted(before.num_measured, "training")
-    if before.unexplained_bytes > 0:
-        return f"; measured in {trainings}; the estimate was {gib(before.allocated_bytes)} allocated"
-    took = gib(before.allocated_bytes + before.unexplained_bytes)
-    return f", an estimate; {trainings} took {took} at most, as where hidden states are found kept"
-
-
-def prepared_elsewhere(found: Planned) -> list[str]:
-    """What to type where the pass does not fit: no change of a step makes it less. A training loads the target even where
-    nothing is left to compute, so a card that its weights alone fill is too small.
-    """
-    made = found.plan
-    if made.pass_verdict != "does not fit" or made.capacity_bytes is None:
-        return []
-    loaded_bytes = target_loaded_bytes(found)
-    if loaded_bytes > made.capacity_bytes + made.reserve_bytes:
-        return [f"it takes a larger card: a training loads the target first, {gib(loaded_bytes)}"]
-    line = command_line("prepare", Words(found.spec.recipe, found.spec.branch, ("HOST",)))
-    folder = ".local/share/draftyard/cache/"
-    then = "# then this, on the host with the smaller card (docs/recipes.md tells more)"
-    return [f"{line}    # on a larger card", then, f"rsync -a HOST:{folder} ~/{folder}"]
-
-
-def capacity_text(found: Planned, card_bytes: int | None = None) -> str:
-    """The verdict over the step and over the target's pass before it: "fits" stands here for a job that can begin alone."""
-    made = found.plan
-    if made.capacity_bytes is None or made.headroom_bytes is None:
-        return "not given; --gpu 95GiB or --host HOST says whether it fits"
-    left = f"{gib(made.headroom_bytes)} left" if made.headroom_bytes >= 0 else f"{gib(-made.headroom_bytes)} too much"
-    if made.verdict != made.step_verdict:
-        over = made.target_pass_bytes - made.capacity_bytes - made.reserve_bytes
-        wants = f"wants {gib(over)} more" if over > 0 else f"leaves {gib(-over)}"
-        left = f"the target's pass before training {wants}; a step leaves {gib(made.headroom_bytes)}"
-    far = ", extrapolated" if made.extrapolated else ""
-    told = f"{gib(card_bytes or made.capacity_bytes)} ({found.capacity_from}): {made.verdict}, {left}{far}"
-    target = None if found.by_role is None else found.by_role.plan.target
-    if target is not None and target.verdict == "does not fit":
-        more = gib(target.driver_bytes - made.capacity_bytes)
-        step = f"a drafter rank {'leaves' if made.headroom_bytes >= 0 else 'lacks'} {gib(abs(made.headroom_bytes))}"
-        return f"{gib(made.capacity_bytes)} ({found.capacity_from}): does not fit, a target rank wants {more} more; {step}{far}"
-    return told if target is None else f"{told}, of a drafter rank; a target rank: {target.verdict}"
-
-
 def _measured(found: Planned) -> str:
     """How far off the plan was where it was held against a card or a machine: the stage that it knew least of."""
     off = [stage for stage in found.plan.stages if stage.unexplained_bytes is not None]
@@ -254,51 +209,75 @@ def _largest(found: Planned) -> str:
         return "not one anchor fits"
     anchors, size = counted(found.largest.max_anchors, "anchor"), found.largest.block_size
     far = ", extrapolated" if found.largest.is_extrapolated else ""
-    return f"{anchors} x block {size} = {found.largest.block_tokens:,} block tokens fit{far}"
+    alone = f" in {step_name(found)} alone" if too_small_for(found) else ""
+    key = f"data.max_anchors={found.largest.max_anchors}"
+    what = "" if found.largest.max_anchors == found.spec.data.max_anchors else f": --set {key}"
+    return f"{anchors} x block {size} = {found.largest.block_tokens:,} block tokens fit{alone}{far}{what}"
+
+
+def _kept(kept: Kept) -> str:
+    """What hidden states take, of all tokens where a run has told how many they are."""
+    of_one = f"{kept.token_bytes:,} bytes a token of hidden states, {gib(kept.token_bytes * 10**6)} a million"
+    if kept.num_tokens is None or kept.all_bytes is None:
+        return f"{of_one}; how many tokens the answers are, the first run that reads them tells"
+    return f"{gib(kept.all_bytes)} for the {kept.num_tokens:,} tokens that run {kept.run_id} read; {of_one}"
 
 
 def advice(found: Planned, *, width: int | None, first: int | None = None) -> list[str]:
     """`first`: the number of the first change, where `smoke --try` takes them by numbers."""
-    told = heading("What would fit" if found.plan.step_verdict == "does not fit" else "What would lower the peak")
+    is_short, small = found.plan.step_verdict == "does not fit", too_small_for(found)
     if not found.switches:
-        return [told, *wrapped(NOTHING_FITS, width)]
+        return [heading("What would fit" if is_short else LOWER), *wrapped(NOTHING_FITS, width)]
+    fit = "What would fit" if not small else f"What would make {step_name(found)} fit; {small} does not"
     more = len(found.switches) - MOST_OFFERED
     rest = [f"{more} more: --json has all"] if more > 0 else []
-    shown = found.switches[:MOST_OFFERED]
-    return [told, *_switches(shown, found.time, width=width, first=first), *rest]
+    lines = _switches(found.switches[:MOST_OFFERED], found.time, width=width, first=first)
+    return [heading(fit if is_short else LOWER), *lines, *rest]
 
 
-def _switches(found: list[Switch], time: StepTime | None, *, width: int | None, first: int | None) -> list[str]:
+def room_use(found: Planned, *, width: int | None) -> list[str]:
+    """How a card with room to spare can be used; empty where nothing would."""
+    if not found.uses:
+        return []
+    lines = _switches(found.uses, found.time, width=width, first=None, is_use=True)
+    return ["", heading("What would use the room"), *lines]
+
+
+def _switches(
+    found: list[Switch], time: StepTime | None, *, width: int | None, first: int | None, is_use: bool = False
+) -> list[str]:
     """A line for what a change buys; below it what to beware of and, whole, what to type.
 
-    Its time is today's by the arithmetic of both, so an estimate, or as today's is a bound; the arithmetic where none is known.
+    Its time is today's by the arithmetic of both, so an estimate, or as today's is a bound; the arithmetic where none is
+    known. `is_use`: it takes more of the card, of which it says what is left.
     """
     costs = [change_cost(time, switch.work_factor) for switch in found]
     known = costs[0].known
     of_step = known if known is Known.FLOP else f"s a step, {known}"
-    numbers = (Column(name, is_number=True) for name in ("must fit GiB", "saves GiB", of_step))
-    columns = [Column("change"), *numbers, Column("result")]
+    names = ("must fit GiB", "left GiB" if is_use else "saves GiB", of_step)
+    columns = [Column("change"), *(Column(name, is_number=True) for name in names), Column("result")]
     places = gib_places(*(switch.plan.driver_bytes for switch in found))
-    saved_places = gib_places(*(switch.saved_bytes for switch in found))
+    others = [switch.plan.headroom_bytes or 0 if is_use else switch.saved_bytes for switch in found]
     rows = [
         [
             "",  # its name comes last, into the room that the numbers leave
             in_gib(switch.plan.driver_bytes, places=places),
-            in_gib(switch.saved_bytes, places=saved_places),
+            in_gib(other, places=gib_places(*others)),
             f"x{cost.size:.2f}" if cost.step_s is None else f"{cost.step_s:.3g}",
             "same" if switch.keeps_result else "differs",
         ]
-        for switch, cost in zip(found, costs, strict=True)
+        for switch, cost, other in zip(found, costs, others, strict=True)
     ]
     numbers_wide = max(len(click.unstyle(line)) for line in table(columns, rows, width=None)) - len(columns[0].heading)
     room = None if width is None else width - numbers_wide
     labels = [
         switch.name if first is None else f"{place} {switch.name}" for place, switch in enumerate(found, first or 1)
     ]
-    names = [wrapped(label, room) for label in labels]
-    head, *lines = table(columns, [[name[0], *row[1:]] for name, row in zip(names, rows, strict=True)], width=width)
+    names_wrapped = [wrapped(label, room) for label in labels]
+    table_rows = [[name[0], *row[1:]] for name, row in zip(names_wrapped, rows, strict=True)]
+    head, *lines = table(columns, table_rows, width=width)
     told = [head]
-    for switch, line, name in zip(found, lines, names, strict=True):
+    for switch, line, name in zip(found, lines, names_wrapped, strict=True):
         beware = caution(switch)
         cautions = wrapped(beware, width, indent=2) if beware else []
         told += [line, *(f"  {part}" for part in name[1:])]

@@ -84,14 +84,15 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if str(value).isdigit() and int(value):
+        is_bare = str(value).isdecimal()
+        if is_bare and int(value):
             self.fail(f"is {value} bytes; write the unit, such as {value}GiB", param, ctx)
         try:
-            size_bytes = value if isinstance(value, int) else parse_bytes(str(value))
+            size_bytes = int(value) if is_bare else parse_bytes(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if size_bytes <= 0:
-            self.fail(f"is {value}; nothing fits into that", param, ctx)
+            self.fail(f"is {value}; nothing fits into that; write a size such as 95GiB", param, ctx)
         return size_bytes
 
 

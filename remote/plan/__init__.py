@@ -180,7 +180,7 @@ def plan(
         capacity_bytes=capacity_bytes,
         reserve_bytes=reserve_bytes,
         work=work(spec, at),
-        not_modelled=_not_modelled(spec, at, before),
+        not_modelled=_not_modelled(spec, at),
         checked=checked(at),
     )
 
@@ -217,7 +217,7 @@ def _must_fit(allocated_bytes: int, spec: DFlashSpec, at: Sizes) -> int:
     return allocated_bytes + slack + (CONTEXT_BYTES["cuda"] if at.is_cuda else 0)
 
 
-def _not_modelled(spec: DFlashSpec, at: Sizes, before: StagePlan | None) -> tuple[str, ...]:
+def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
     found = ["first calls: compilation and kernel selection (the first step may take more)"]
     if at.is_cuda:
         found += [
@@ -236,16 +236,13 @@ def _not_modelled(spec: DFlashSpec, at: Sizes, before: StagePlan | None) -> tupl
         found.append("a target's experts and states of linear attention, and its attention in a processor's memory")
     elif holds_target(spec):
         found.append("activations of the target while it computes hidden states")
-    elif before is not None:
-        size = _must_fit(before.allocated_bytes, spec, at) / GIB
-        found.append(
-            f"the pass before training that computes hidden states once, with the whole target loaded: {size:.2f} GiB, an estimate"
-        )
     if converted := conversion_bytes(spec):
         size = converted / 2**30
         found.append(
             f"the first reading of a GGUF target on a host, which converts it: {size:.2f} GiB of the host's memory, an estimate"
         )
     if spec.evaluate.at_end:
-        found.append("the evaluation at the end, which decodes with the whole target")
+        found.append(
+            "the evaluation at the end, which decodes with the whole target; --set evaluate.at_end=false leaves it out"
+        )
     return tuple(found)

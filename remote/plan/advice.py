@@ -14,9 +14,13 @@ from remote.plan import Plan, plan
 from remote.spec import DFlashSpec
 
 MIN_CHUNK_TOKENS = 128
+MOST_DOUBLED = 4  # times that a use of room doubles a number: 16 of it
+
+BEYOND = "beyond the sizes that plans were held against measured peaks in"
 
 # Plans a changed spec as today's was: against the same capacity, on the same device, with what smoke runs have taught.
 Planner = Callable[[DFlashSpec], Plan]
+_Fields = dict[str, dict[str, Any]]  # sections with fields to replace
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class _Change:
     """Sections with fields to replace."""
 
     name: str
-    fields: dict[str, dict[str, Any]]
+    fields: _Fields
     keeps_result: bool = True
     caution: str = ""
 
@@ -130,6 +134,69 @@ def largest_fit(spec: DFlashSpec, planned: Planner) -> Largest | None:
     return Largest(low, spec.drafter.block_size, best.sizes.block_tokens, best.driver_bytes, bool(best.extrapolated))
 
 
+def uses(spec: DFlashSpec, planned: Planner) -> list[Switch]:
+    """Single changes that take more of a card with room and fit it with room to spare, the target's pass included: those that
+    keep the result first, then the cheaper ones. None where today's plan does not fit so, or no capacity is known.
+    """
+    today = planned(spec)
+    found = []
+    for change in _uses(spec, today, planned) if today.verdict == "fits" else ():
+        changed = _with(spec, change.fields)
+        then = planned(changed)
+        more = then.driver_bytes - today.driver_bytes
+        if more > 0 and then.verdict == "fits":
+            factor = then.work.total / today.work.total
+            texts = _overrides(change)
+            is_far = bool(then.extrapolated) and not today.extrapolated
+            beware = "; ".join(text for text in (change.caution, BEYOND if is_far else "") if text)
+            found.append(Switch(change.name, texts, changed, then, -more, factor, change.keeps_result, beware))
+    return sorted(found, key=lambda switch: (not switch.keeps_result, switch.work_factor))
+
+
+def _uses(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Change]:
+    train, optim, data = spec.train, spec.optim, spec.data
+    if train.activation_checkpointing != "none":
+        yield _Change("keep all activations", {"train": {"activation_checkpointing": "none"}})
+    if optim.moment_dtype != "float32":
+        yield _Change("moments in float32", {"optim": {"moment_dtype": "float32"}}, False, "rounded less")
+    if optim.master_dtype == "none" and today.dtype != "float32":
+        yield _Change("fp32 masters", {"optim": {"master_dtype": "float32"}}, False, "small updates are kept")
+    largest = largest_fit(spec, planned)
+    if largest is not None and largest.max_anchors > data.max_anchors:
+        fields = {"data": {"max_anchors": largest.max_anchors}}
+        yield _Change(f"{largest.max_anchors:,} anchors", fields, False, "more training signal a row")
+    if spec.roles.target:
+        return  # what follows changes a target's batches too
+    accumulated = _doubled(spec, planned, lambda more: _rows(spec, more) if not train.accumulation % more else None)
+    if accumulated:
+        times = train.accumulation // accumulated["train"]["accumulation"]
+        yield _Change(f"{times} times the rows at once, accumulated less often", accumulated)
+    rows = _doubled(spec, planned, lambda more: {"train": {"rows_per_step": train.rows_per_step * more}})
+    if rows:
+        name = f"{rows['train']['rows_per_step']:,} rows at once"
+        yield _Change(name, rows, False, "as many more rows a step, with another best rate")
+    longer = _doubled(spec, planned, lambda more: {"data": {"row_tokens": data.row_tokens * more}})
+    if longer:
+        name = f"rows of {longer['data']['row_tokens']:,} tokens"
+        yield _Change(name, longer, False, "longer documents stay whole; as many anchors on more tokens")
+
+
+def _rows(spec: DFlashSpec, more: int) -> _Fields:
+    train = spec.train
+    return {"train": {"rows_per_step": train.rows_per_step * more, "accumulation": train.accumulation // more}}
+
+
+def _doubled(spec: DFlashSpec, planned: Planner, fields_of: Callable[[int], _Fields | None]) -> _Fields | None:
+    """Of twice, four times and so on the most that fits, None where twice does not."""
+    best = None
+    for power in range(1, MOST_DOUBLED + 1):
+        fields = fields_of(2**power)
+        if fields is None or planned(_with(spec, fields)).verdict != "fits":
+            break
+        best = fields
+    return best
+
+
 def _changes(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Change]:
     train, optim, loss = spec.train, spec.optim, spec.loss
     if train.activation_checkpointing == "none":
@@ -175,7 +242,7 @@ def _fewer_anchors(spec: DFlashSpec, today: Plan, planned: Planner) -> int:
     return max(largest.max_anchors, half) if largest is not None else half
 
 
-def _with(spec: DFlashSpec, fields: dict[str, dict[str, Any]]) -> DFlashSpec:
+def _with(spec: DFlashSpec, fields: _Fields) -> DFlashSpec:
     return replace(spec, **{section: replace(getattr(spec, section), **values) for section, values in fields.items()})
 
 

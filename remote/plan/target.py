@@ -7,7 +7,7 @@ from below (two FLOP a weight and token, attention left out), both for a dense t
 from __future__ import annotations
 
 from remote.plan.memory import PROCESS_BYTES, TRANSFORMERS_BYTES, Component, libraries, target_bytes, transformers
-from remote.plan.sizes import Sizes
+from remote.plan.sizes import Sizes, expectation_bytes
 from remote.spec import DFlashSpec
 
 # As `remote.drafter.queue` and `remote.drafter.target` have them; a test compares.
@@ -43,6 +43,14 @@ def conversion_bytes(spec: DFlashSpec) -> int:
         return 0
     table = spec.target.vocab_size * spec.target.hidden_size
     return PROCESS_BYTES + TRANSFORMERS_BYTES + 4 * (2 * spec.target.num_parameters + table)
+
+
+def kept_bytes(spec: DFlashSpec, at: Sizes) -> int:
+    """On disk, of one token: its hidden states, and what is kept with them of the target; 0 where none are kept."""
+    if spec.data.hidden_states != "cached":
+        return 0
+    states = (at.captured + 1) * at.hidden * at.element_bytes
+    return states + (expectation_bytes(at.hidden) if at.is_taught_ahead else 0)
 
 
 def batch_bytes(at: Sizes) -> int:

@@ -242,6 +242,19 @@ def test_a_slip_that_finds_nothing_is_named(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("size", ["0", "00", "0GiB"])
+def test_a_card_of_no_bytes_is_answered_with_one_of_some(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("plan", "smollm2", "--gpu", size) == 2
+
+    assert f"is {size}; nothing fits into that; write a size such as 95GiB" in capsys.readouterr().err
+
+
+def test_a_digit_that_is_no_number_is_no_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("plan", "smollm2", "--gpu", "²") == 2
+
+    assert "is '²'; write a size such as" in capsys.readouterr().err
+
+
 def test_a_size_without_its_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("plan", "smollm2", "--gpu", "95") == 2
 

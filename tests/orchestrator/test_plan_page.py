@@ -25,6 +25,7 @@ from tests.orchestrator.runs import batch, event, started
 from tui.ordering import advised
 
 GIB, MIB = 2**30, 2**20
+STEP_ALONE = "What would make a step fit; the target does not"
 H200 = "NVIDIA H200 150754820096 bytes"
 
 
@@ -153,7 +154,7 @@ def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
 
     page = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=40 * GIB)
 
-    line = page[page.index("What would fit") + 2]
+    line = page[page.index(STEP_ALONE) + 2]
     best = found.switches[0]
     assert found.time is not None
     assert line.split()[-4:] == [
@@ -162,14 +163,14 @@ def test_each_change_tells_what_must_fit_with_it(places: Places) -> None:
         f"{found.time.step_s * best.work_factor:.3g}",
         "same",
     ]
-    assert "s a step, least" in page[page.index("What would fit") + 1], "a bound times the arithmetic of both"
+    assert "s a step, least" in page[page.index(STEP_ALONE) + 1], "a bound times the arithmetic of both"
     assert float(line.split()[-3]) == pytest.approx((found.plan.driver_bytes - best.plan.driver_bytes) / GIB, abs=0.01)
 
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_changes_keep_within_the_terminal_and_stay_whole(places: Places, width: int) -> None:
     page = _page(places, "qwen3.6-27b", width, branch="v6", capacity_bytes=24 * GIB)
-    start = page.index("What would fit")
+    start = page.index(STEP_ALONE)
     shown = page[start : page.index("", start)]
     whole = _page(places, "qwen3.6-27b", branch="v6", capacity_bytes=24 * GIB)[start:]
     best = plan_memory(places, "qwen3.6-27b", branch="v6", capacity_bytes=24 * GIB).switches[0]
@@ -210,7 +211,7 @@ def test_a_change_that_fits_tightly_is_called_so(places: Places) -> None:
     capacity = round(plan(least).driver_bytes * 1.01)
     page = _page(places, "qwen3.6-27b", width=100, capacity_bytes=capacity)
 
-    assert page[page.index("What would fit") + 1].startswith("change")
+    assert page[page.index(STEP_ALONE) + 1].startswith("change")
     assert f"  {TIGHT}" in page or any(line.endswith(f"; {TIGHT}") for line in page)
     screen = advised(plan_memory(places, "qwen3.6-27b", capacity_bytes=capacity))
     assert screen.changes
@@ -277,20 +278,22 @@ def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
         body = plan_document(plan_memory(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib * GIB))["plan"]
 
         told = [line for line in lines if line.startswith("target pass")]
-        assert [line.split()[2] for line in told] == (["54.79"] if is_said else [])
+        assert [line.split()[2] for line in told] == ["54.79"]
+        assert (": does not fit" in told[0]) is is_said
         assert (": fits" in lines[2]) is not is_said
         assert (body["verdict"] == "does not fit") is is_said
         helps = is_said and gib > 50  # a training loads the target though nothing is left to compute
         assert any("draftyard prepare qwen3.6-27b" in line and "--host HOST" in line for line in lines) is helps
         assert any(line.startswith("rsync -a HOST:.local/share/draftyard/cache/ ~/") for line in lines) is helps
-        assert any(line.startswith("it takes a larger card: ") for line in lines) is (is_said and not helps)
+        told = [line.partition("  ")[2].strip()[:13] for line in lines if line.startswith("what helps")]
+        assert told == ([] if not is_said else ["hidden states"] if helps else ["a larger card"])
         assert not any("rsync" in line and len(line) > 80 for line in lines)
 
 
 def test_a_card_too_small_for_a_rank_of_the_target_fits_nothing_on_the_first_line(places: Places) -> None:
     page = _page(places, "qwen3.6-27b", branch="ddtree-8gpu", capacity_bytes=48 * GIB)
 
-    assert "does not fit, a target rank wants 6.79 GiB more; a drafter rank lacks 15.45 GiB" in page[2]
+    assert "does not fit, 15.45 GiB too much, in a drafter rank; a target rank lacks 6.79 GiB" in page[2]
     assert ": fits" not in page[2]
 
 

@@ -134,7 +134,7 @@ def test_a_card_too_small_for_a_target_alone_is_told_at_the_top(places: Places) 
     found = _plan(places, gpu_bytes=50 * 2**30, overrides=("data.max_anchors=16",))
 
     assert found.plan.verdict == "fits"
-    assert "does not fit, a target rank wants 4.79 GiB more; a drafter rank leaves" in _line(found, "capacity")
+    assert "does not fit, 4.79 GiB too much, in a target rank; a drafter rank leaves" in _line(found, "capacity")
     assert plan_document(found)["by_role"]["target"]["verdict"] == "does not fit"
 
 

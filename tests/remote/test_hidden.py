@@ -19,6 +19,8 @@ from remote.drafter.hidden import cached_hidden, expected_path, forecast_bytes, 
 from remote.drafter.prepare import load_rows
 from remote.drafter.target import Target
 from remote.drafter.teacher import Expectation, expect
+from remote.plan.sizes import sizes
+from remote.plan.target import kept_bytes
 from remote.report import UserFault
 from remote.spec import DFlashSpec
 from tests.remote.jobs import tiny_job_spec, write_data
@@ -181,6 +183,21 @@ def test_the_forecast_is_what_the_files_take(
 
     size = sum(path.stat().st_size for path in cached.folder.glob("*.safetensors"))
     assert 0 <= size - forecast_bytes(few, tiny_target, LAYERS, is_taught_ahead=is_taught_ahead) < HEADERS_BYTES
+
+
+@pytest.mark.parametrize("changed", [{}, KL])
+def test_a_plan_says_of_a_token_what_the_forecast_takes_of_it(
+    tiny_target: Target, tiny_target_spec, tiny_drafter_spec, many: list[Document], changed: dict[str, Any]
+) -> None:
+    spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, **changed)
+    layers, is_ahead = spec.drafter.captured_layers, bool(changed)
+    num_tokens = sum(len(document.ids) for document in many)
+
+    assert spec.target.hidden_size == tiny_target.spec.hidden_size
+    planned = kept_bytes(spec, sizes(spec, device="cpu"))
+    assert planned * num_tokens == forecast_bytes(many, tiny_target, layers, is_taught_ahead=is_ahead)
+    online = replace(spec, data=replace(spec.data, hidden_states="online"))
+    assert kept_bytes(online, sizes(online, device="cpu")) == 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,142 @@
+"""The answer of a plan: whether it fits, what lacks most where it does not, and what helps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.actions.again import Words, command_line
+from orchestrator.actions.plans import Planned, target_loaded_bytes
+from orchestrator.units import counted
+from orchestrator.verbs.words import gib
+
+PASS, TARGET_RANK = "the target's pass before training", "a target rank"
+
+
+@dataclass(frozen=True)
+class Want:
+    """What one part of a training wants of a card, and how much of that there is not; negative: what it leaves."""
+
+    name: str
+    over_bytes: int
+
+    @property
+    def told(self) -> str:
+        return f"{self.name} {'lacks' if self.over_bytes > 0 else 'leaves'} {gib(abs(self.over_bytes))}"
+
+
+def capacity_text(found: Planned, card_bytes: int | None = None) -> str:
+    """The verdict over the step and over what the target wants: "fits" stands here for a job that can begin alone, and the
+    amount that lacks is the largest of all wants.
+    """
+    made = found.plan
+    if made.capacity_bytes is None or made.headroom_bytes is None:
+        return "not given; --gpu 95GiB or --host HOST says whether it fits"
+    step, *others = _wants(found)
+    far = ", extrapolated" if made.extrapolated else ""
+    card = f"{gib(card_bytes or made.capacity_bytes)} ({found.capacity_from})"
+    if any(want.over_bytes > 0 for want in others):
+        most, *rest = sorted((step, *others), key=lambda want: -want.over_bytes)
+        told = "; ".join([f"{gib(most.over_bytes)} too much, in {most.name}", *(want.told for want in rest)])
+        return f"{card}: does not fit, {told}{far}"
+    left = f"{gib(made.headroom_bytes)} left" if made.headroom_bytes >= 0 else f"{gib(-made.headroom_bytes)} too much"
+    if made.verdict != made.step_verdict:
+        left = "; ".join(want.told for want in (*others, step))
+    told = f"{card}: {made.verdict}, {left}{far}"
+    target = None if found.by_role is None else found.by_role.plan.target
+    return told if target is None else f"{told}, of a drafter rank; a target rank: {target.verdict}"
+
+
+def too_small_for(found: Planned) -> str:
+    """What of the target finds no room, in a word or two, whatever is changed of a step; empty where all of it does."""
+    if all(want.over_bytes <= 0 for want in _wants(found)[1:]):
+        return ""
+    if _has_target_rank(found):
+        return TARGET_RANK
+    return "the target's pass" if _is_loaded(found) else "the target"
+
+
+def step_name(found: Planned) -> str:
+    return "a drafter rank" if _has_target_rank(found) else "a step"
+
+
+def what_helps(found: Planned) -> str:
+    """Where changes of a step alone do not help; empty where the target has room. A training loads the target even where
+    nothing is left to compute, so a card that its weights alone fill is too small.
+    """
+    small = too_small_for(found)
+    match small:
+        case "":
+            return ""
+        case "the target":
+            loaded = gib(target_loaded_bytes(found))
+            return f"a larger card, and no change of a step: every training loads the target first, {loaded}, prepared or not"
+        case "the target's pass":
+            more = "; and a change of the step, below" if found.plan.step_verdict == "does not fit" else ""
+            return f"hidden states made on a larger card, by the lines below{more}"
+        case _:
+            return f"a larger card for {small}: what is changed below is of a drafter rank"
+
+
+def prepared_elsewhere(found: Planned) -> list[str]:
+    """What to type where the pass does not fit, but the target alone does: no change of a step makes the pass less."""
+    if too_small_for(found) != "the target's pass":
+        return []
+    line = command_line("prepare", Words(found.spec.recipe, found.spec.branch, ("HOST",)))
+    folder = ".local/share/draftyard/cache/"
+    then = "# then this, on the host with the smaller card (docs/recipes.md tells more)"
+    return [f"{line}    # on a larger card", then, f"rsync -a HOST:{folder} ~/{folder}"]
+
+
+def target_items(found: Planned, *, is_whole: bool) -> list[tuple[str, str]]:
+    """The pass before training, and what the target takes that every training loads; where they have room only if `is_whole`."""
+    made = found.plan
+    before = made.target_pass
+    is_bad = made.pass_verdict in ("does not fit", "tight")
+    if before is None or not (is_whole or is_bad or before.num_measured):
+        return []
+    size = f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded"
+    verdict = "" if not is_bad else ": tight" if made.pass_verdict == "tight" else ": does not fit, whatever is changed"
+    seen = _pass_seen(found)
+    items = [("target pass", f"{size}{verdict}{seen}" if seen else f"{size}, an estimate{verdict}")]
+    if not _is_loaded(found):
+        loaded = gib(target_loaded_bytes(found))
+        items.append(
+            ("target load", f"{loaded} before the first step of every training, prepared or not: does not fit")
+        )
+    return items
+
+
+def _wants(found: Planned) -> list[Want]:
+    """Of a step first. None but that where no capacity is known."""
+    made = found.plan
+    if made.capacity_bytes is None:
+        return [Want(step_name(found), 0)]
+    wants = [Want(step_name(found), made.driver_bytes - made.capacity_bytes)]
+    if made.pass_verdict in ("does not fit", "tight"):
+        wants.append(Want(PASS, made.target_pass_bytes - made.capacity_bytes - made.reserve_bytes))
+    target = None if found.by_role is None else found.by_role.plan.target
+    if target is not None:
+        wants.append(Want(TARGET_RANK, target.driver_bytes - made.capacity_bytes))
+    return wants
+
+
+def _has_target_rank(found: Planned) -> bool:
+    return found.by_role is not None and found.by_role.plan.target is not None
+
+
+def _is_loaded(found: Planned) -> bool:
+    """Whether the card holds the target alone; so too where nobody said how large it is."""
+    made = found.plan
+    return made.capacity_bytes is None or target_loaded_bytes(found) <= made.capacity_bytes + made.reserve_bytes
+
+
+def _pass_seen(found: Planned) -> str:
+    """What trainings took in it, beside the estimate; empty where none was measured."""
+    before = found.plan.target_pass
+    if before is None or before.unexplained_bytes is None:
+        return ""
+    trainings = counted(before.num_measured, "training")
+    if before.unexplained_bytes > 0:
+        return f"; measured in {trainings}; the estimate was {gib(before.allocated_bytes)} allocated"
+    took = gib(before.allocated_bytes + before.unexplained_bytes)
+    return f", an estimate; {trainings} took {took} at most, as where hidden states are found kept"
