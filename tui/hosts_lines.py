@@ -82,7 +82,7 @@ def _host_lines(
     host: HostRow, runs: Sequence[RunRow], snapshot: Snapshot, width: int, *, ascii_only: bool
 ) -> list[Line]:
     sampled = snapshot.sampled.get(host.name, {})
-    lines: list[Line] = [_standing(host, _heard_s(host, runs, sampled.values()), snapshot.at_s)]
+    lines: list[Line] = [_reach(host, _heard_s(host, runs, sampled.values()), snapshot.at_s)]
     if host.unreachable_since_s is not None:
         lines += [part for row in (host.error or "").splitlines() for part in wrapped(row, width)]
     for gpu in host.facts.get("gpus") or ():
@@ -126,7 +126,7 @@ def looked_s(host: HostRow) -> float | None:
     return found_s if host.seen_s is None else min(found_s, host.seen_s)
 
 
-def _standing(host: HostRow, heard_s: float | None, now_s: float) -> Line:
+def _reach(host: HostRow, heard_s: float | None, now_s: float) -> Line:
     """Reachable or not, then disk, clock and versions. A host that nobody has asked for long is called neither."""
     if host.unreachable_since_s is not None:
         since = f"unreachable since {clock(host.unreachable_since_s, now_s)}"
