@@ -223,9 +223,10 @@ class Dataset:
     def summary(self) -> str:
         """One line for a person."""
         full = self.num_tokens / (self.num_rows * self.row_tokens)
+        documents = "document" if len(self.documents) == 1 else "documents"
         return (
-            f"{len(self.documents)} documents, {self.num_tokens} tokens ({self.num_supervised_tokens} learnt from), "
-            f"in {self.num_rows} rows of {self.row_tokens} tokens, {full:.0%} full"
+            f"{len(self.documents)} {documents}, {self.num_tokens} tokens ({self.num_supervised_tokens} learnt from), "
+            f"in {self.num_rows} {'row' if self.num_rows == 1 else 'rows'} of {self.row_tokens} tokens, {full:.0%} full"
         )
 
     def locate(self, position: int) -> tuple[int, int]:

@@ -100,7 +100,10 @@ def choose(spec: DFlashSpec, device: torch.device, *, checks: Checks = Checks())
         "hidden gradient": gradient_reason,
         "masters": _master_reason(spec, dtype),
         "noise": _noise_reason(spec),
-        "start": f"weights of {spec.drafter.init_from}" if spec.drafter.init_from else f"fresh, seed {spec.train.seed}",
+        "start": (
+            f"weights of {spec.drafter.init_from}" if spec.drafter.init_from else f"fresh, seed {spec.train.seed}"
+        )
+        + ", unless a checkpoint of this run is there",
     }
     return Choices(dtype, backend, is_fused, reasons, is_coarse)
 
@@ -183,7 +186,7 @@ def numbers(spec: DFlashSpec) -> str:
     return (
         f"drafter: {num_drafter_parameters(spec.target, spec.drafter):,} parameters in {spec.drafter.num_layers} layers, "
         f"block {spec.drafter.block_size}, captured layers {spec.drafter.captured_layers}; "
-        f"a step: {rows} rows of {spec.data.row_tokens} context tokens, "
+        f"a step: {rows} {'row' if rows == 1 else 'rows'} of {spec.data.row_tokens} context tokens, "
         f"up to {block_tokens:,} block tokens a {spec.data.anchors_per}"
     )
 

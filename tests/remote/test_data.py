@@ -210,4 +210,6 @@ def test_the_summary_counts_documents_tokens_and_rows(tiny_target):
     dataset = Dataset(documents, OnlineHidden(tiny_target, documents, [1]), row_tokens=20, seed=0)
 
     assert dataset.summary() == "3 documents, 30 tokens (12 learnt from), in 2 rows of 20 tokens, 75% full"
+    one = Dataset(documents[:1], OnlineHidden(tiny_target, documents[:1], [1]), row_tokens=20, seed=0)
+    assert one.summary() == "1 document, 10 tokens (4 learnt from), in 1 row of 20 tokens, 50% full"
     assert dataset.most_documents == 2
