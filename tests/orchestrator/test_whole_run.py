@@ -218,6 +218,8 @@ def test_an_attempt_of_which_rank_0_tells_nothing_takes_steps_anew_too(places: P
 def test_a_mean_reads_no_more_than_it_counts(tmp_path: Path) -> None:
     """Without a sort: a list of many long runs would otherwise read all that they ever told."""
     with Store(tmp_path / "runs.db") as store, store.reader.database.sqlite() as connection:
-        plan = connection.execute(f"EXPLAIN QUERY PLAN SELECT {queries.RUN_MEAN} FROM runs r", ("x", "x")).fetchall()
+        plan = connection.execute(
+            f"EXPLAIN QUERY PLAN SELECT {queries.run_mean('loss')} FROM runs r", ("x", "x")
+        ).fetchall()
 
     assert not [row[3] for row in plan if "TEMP B-TREE" in row[3]]
