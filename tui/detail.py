@@ -36,7 +36,7 @@ from orchestrator.store.rows import (
     SeriesRow,
     card_of,
 )
-from orchestrator.units import is_measurable, unit_of
+from orchestrator.units import is_measurable, is_told_newest, unit_of
 from tui.answers import NO_ANSWERS, Answers
 from tui.curve import Sample
 from tui.pace import NO_PACE, Pace, StepTimes, mean_of, pace_at, pace_of
@@ -158,10 +158,6 @@ def told_now(row: SeriesRow) -> float:
     since one alone is too noisy to see learning in. What is set or only grows is told as it is.
     """
     return row.last_value if is_told_newest(row.name) else row.recent_mean
-
-
-def is_told_newest(name: str) -> bool:
-    return name in ("lr", "queue_capacity", "allocation_retries") or name.endswith("_bytes")
 
 
 def overlaid(runs: Sequence[Sequence[SeriesRow]]) -> list[str]:

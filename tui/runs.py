@@ -383,10 +383,8 @@ class RunsScreen(HomeScreen):
             others = "is 1 run of another kind" if number == 1 else f"are {number:,} runs of other kinds"
             return to_type(f"No training yet; there {others}: {key} lists every kind, as does draftyard ls --kind all.")
         if self.app.readonly:
-            return to_type("No runs yet; draftyard launch RECIPE --host HOST makes one.")
-        return to_type(
-            f"No runs yet. {key_of('home.launch')} launches one, as does draftyard launch RECIPE --host HOST."
-        )
+            return to_type("No runs yet; draftyard smoke RECIPE is a beginning.")
+        return to_type(f"No runs yet. {key_of('home.smoke')} climbs the first rungs, as does draftyard smoke RECIPE.")
 
 
 def filter_fault(text: str, now_s: float) -> str:

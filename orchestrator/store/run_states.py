@@ -126,7 +126,7 @@ def note_first_event(session: Session, run: RunTable, now_s: float) -> None:
     step of a run that is being set up, whenever its host or its follower is cut off; a run further on stays as it is.
     """
     if State(run.state) in (State.PENDING, State.SETTING_UP):
-        move(session, run, State.RUNNING, (None, "its first event is here", None), now_s)
+        move(session, run, State.RUNNING, (None, "its job has begun to report", None), now_s)
 
 
 def promise_gpus(session: Session, run: RunTable, choose: Choose, host: str | None = None) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def test_whoever_reads_a_step_reads_that_the_run_is_running(store: Store, state:
     store.ingest(batch(steps(1, 4)))
 
     run, attempt = store.reader.run(RUN), store.reader.attempts(RUN)[0]
-    assert (run.step, run.state, run.evidence) == (4, State.RUNNING, "its first event is here")
+    assert (run.step, run.state, run.evidence) == (4, State.RUNNING, "its job has begun to report")
     assert (attempt.state, attempt.evidence) == (State.RUNNING, run.evidence)
     assert [row.fields["from"] for row in store.reader.events(RUN, kinds=["state"])][-1] == state
 

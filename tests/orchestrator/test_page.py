@@ -137,7 +137,7 @@ def test_a_live_run_says_how_old_its_newest_word_is(places: Places) -> None:
     with Store(places.db) as store:
         started(store, "kliveaaa")
         store.ingest(batch(steps(1, 3), run_id="kliveaaa"))
-        store.set_state("kliveaaa", State.RUNNING, evidence="its first event is here")
+        store.set_state("kliveaaa", State.RUNNING, evidence="its job has begun to report")
 
     assert re.search(r"^newest word +.*ago$", _text(places, "kliveaaa"), re.M)
 

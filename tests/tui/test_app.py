@@ -401,7 +401,7 @@ async def test_wide_characters_keep_the_columns_in_line(tmp_path: Path, open_app
 async def test_an_empty_yard_says_how_to_begin(tmp_path: Path, open_app: Open) -> None:
     app = open_app(tmp_path / "runs.db")
     async with opened(app):
-        assert "draftyard launch RECIPE" in screen_text(app)
+        assert "No runs yet. 3 climbs the first rungs, as does draftyard smoke" in " ".join(screen_text(app).split())
 
 
 async def test_a_run_that_is_not_there_is_said_on_the_top_line(open_app: Open) -> None:
@@ -459,10 +459,19 @@ async def test_keys_are_remapped_by_their_ids(open_app: Open) -> None:
 async def test_a_sentence_names_the_key_that_a_settings_file_gave(tmp_path: Path, open_app: Open) -> None:
     yard = Yard(tmp_path / "runs.db")
     app = open_app(yard.path, places=places_of(tmp_path, yard.path))
-    app.set_keymap({"home.launch": "9", "runs.kinds": "K", "runs.compare": "V", "launch.smoke": "M", "app.quit": "Q"})
+    app.set_keymap(
+        {
+            "home.launch": "9",
+            "home.smoke": "8",
+            "runs.kinds": "K",
+            "runs.compare": "V",
+            "launch.smoke": "M",
+            "app.quit": "Q",
+        }
+    )
     async with opened(app, size=(140, 40)) as pilot:
-        empty = await shown(app, pilot, "No runs yet. 9 launches one")
-        await press(app, pilot, "3")
+        empty = await shown(app, pilot, "No runs yet. 8 climbs the first rungs")
+        await press(app, pilot, "8")
         await shown(app, pilot, "9  choose a branch and a host; M there climbs its rungs")
         with yard.store:
             yard.run("bbbbwq7k", "smollm2/ce", kind="export")
@@ -479,9 +488,9 @@ async def test_a_sentence_names_the_key_that_a_settings_file_gave(tmp_path: Path
 async def test_a_screen_that_only_looks_names_no_key_that_launches(tmp_path: Path, open_app: Open) -> None:
     app = open_app(Yard(tmp_path / "runs.db").path, readonly=True)
     async with opened(app, size=(120, 30)) as pilot:
-        text = await shown(app, pilot, "No runs yet; draftyard launch RECIPE --host HOST makes one.")
+        text = await shown(app, pilot, "No runs yet; draftyard smoke RECIPE is a beginning.")
 
-    assert "launches one" not in text
+    assert "climbs" not in text
 
 
 def test_a_name_that_no_key_has_is_refused_with_its_place_and_the_nearest(tmp_path: Path) -> None:

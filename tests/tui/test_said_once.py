@@ -96,7 +96,7 @@ def test_a_measured_stage_without_a_plan_is_said_to_have_none(live: RunDetail) -
 
 
 def test_the_event_that_began_a_run_is_no_evidence_once_steps_are_told(live: RunDetail) -> None:
-    run = dataclasses.replace(live.run, state=State.RUNNING, evidence="its first event is here", step=523)
+    run = dataclasses.replace(live.run, state=State.RUNNING, evidence="its job has begun to report", step=523)
 
     text = text_of(state_lines(dataclasses.replace(live, run=run), NOW_S, 100, ascii_only=False))
 
