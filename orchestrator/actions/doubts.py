@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+from orchestrator.given import read_given
 from orchestrator.recipe import BUNDLED, Recipe, known_recipes, slug
 from remote.spec import DFlashSpec, Spec, TrainSpec
 
@@ -40,7 +41,7 @@ def of_name(recipe: Recipe) -> list[str]:
 
 def of_schema(recipe: Recipe) -> list[str]:
     """The same for a schema that did not come along: the business of who writes a recipe, not of who launches it."""
-    found = _SCHEMA.match(recipe.path.read_text(encoding="utf-8"))
+    found = _SCHEMA.match(read_given(recipe.path).decode("utf-8", "replace"))
     if found is None or "://" in found[1] or (recipe.path.parent / found[1]).exists():
         return []
     folder = recipe.path.parent

@@ -60,7 +60,7 @@ async def test_an_empty_yard_s_screens_say_what_works_here(tmp_path: Path, open_
         pass
     app = open_app(tmp_path / "runs.db")
     async with opened(app, size=(80, 24)) as pilot:
-        for key, command in {"1": "launch RECIPE", "2": "doctor HOST", "3": "smoke RECIPE"}.items():
+        for key, command in {"1": "smoke RECIPE", "2": "doctor HOST", "3": "smoke RECIPE"}.items():
             await press(app, pilot, key)
             text = " ".join((await shown(app, pilot, PROGRAM)).split())
 
@@ -150,5 +150,5 @@ def test_a_document_is_for_programs_and_stays_as_it_is(tmp_path: Path, capsys: p
     run(tmp_path / "runs.db", document=lambda **body: told.append(repr(body)), spell=spelled)
     run(tmp_path / "runs.db", once=True, spell=spelled, places=places_of(tmp_path, tmp_path / "runs.db"))
 
-    assert f"{PROGRAM} launch RECIPE" in capsys.readouterr().out
+    assert f"{PROGRAM} smoke RECIPE" in capsys.readouterr().out
     assert PROGRAM not in told[0]

@@ -240,11 +240,11 @@ async def test_a_list_without_a_training_says_that_there_are_other_runs(
 async def test_an_empty_list_offers_the_keys_that_lead_on_and_no_others(
     tmp_path: Path, open_app: Callable[..., Draftyard]
 ) -> None:
-    """Open, mark, sort, log and compare stood below `No runs yet`, and not the key that launches one."""
+    """Open, mark, sort, log and compare stood below `No runs yet`, and not the key that begins."""
     yard = Yard(tmp_path / "runs.db")
     app = open_app(yard.path, places=places_of(tmp_path, yard.path))
     async with opened(app) as pilot:
-        empty = await shown(app, pilot, "No runs yet. 4 launches one")
+        empty = await shown(app, pilot, "No runs yet. 3 climbs the first rungs")
         with yard.store:
             yard.run("aaaawq7k", "smollm2/ce")
         filled = await shown(app, pilot, "smollm2/ce", "open")

@@ -95,10 +95,11 @@ def test_the_overview_has_the_speed_of_show_and_not_a_second_one(yard_places: Pl
 def test_what_is_set_or_only_grows_is_no_mean(filled_yard: Path) -> None:
     with contextlib.closing(Reader(filled_yard)) as reader:
         detail = read_detail(reader, reader.run(LIVE), CurvesAsk(names=("lr",)))
+        rates = [told.value for told in reader.metric_values(LIVE, "lr", last=100)]
     curve, row = detail.curve("lr"), next(row for row in detail.series if row.name == "lr")
 
     assert curve is not None
-    assert curve.newest == row.last_value != row.recent_mean
+    assert curve.newest == row.last_value == row.recent_mean != pytest.approx(sum(rates) / len(rates))
     assert "mean" not in curve.unit
 
 
