@@ -45,7 +45,7 @@ SHOWS = {
     "launch": r"^\w{8}$",
     "watch": "smollm2",
     "ls": r"^\w{8} +\w[\w ]* +smollm2 +ce +local ",
-    "show": r"^because +\S",
+    "show": r"^state +\S",
     "logs": r"^step 8/8 ",
     "wait": r"^\w{8} +succeeded: ",
     "stop": r"^\w{8} +stopped: ",
