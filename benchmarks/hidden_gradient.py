@@ -1,6 +1,7 @@
 """What the hidden states' gradient in fp8 costs a training in quality: the same trainings with it and with the full head.
 
-    python -m benchmarks.hidden_gradient SPEC.json --data FOLDER --cache FOLDER [--seeds 3] [--no-decoding] [--out FILE]
+    python -m benchmarks.hidden_gradient SPEC.json --data FOLDER --cache FOLDER [--seeds 3] [--at-once 1] [--no-decoding]
+                                         [--out FILE]
 
 SPEC.json is a resolved branch (`python -m benchmarks.ladder --resolve`); its target is loaded for real. For each seed
 the trainings are made from the same start over the same rows: with the full head, in fp8, in fp8 without the correction of what the
@@ -8,7 +9,8 @@ head's rounding does in every step, and with the full head in chunks of half the
 worse, so that one can see what rounding does to a training at all. On a processor, whose products are exact, fp8 is
 rebuilt by the same code. Printed as JSON lines: the loss and acceptance of the last third of the steps; the acceptance by
 decoding held-out prompts; at the start, the middle and the end of each training, how far the fp8 gradient and the full one are
-from float64 on the rows of that step; and last, of each way, how its loss differs from the full head's over the seeds.
+from float64 on the rows of that step; and last, of each way, how its loss and acceptance differ from the full head's over
+the seeds. A small drafter leaves most of a card idle: `--at-once` seeds train beside one another, each in its own process.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import argparse
 import dataclasses
 import json
 import math
-import os
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,10 +49,45 @@ from remote.spec import DFlashSpec, load
 
 UNCORRECTED, TWIN = "fp8, uncorrected", "full, other chunks"
 TRAINED = ("full", "fp8", UNCORRECTED, TWIN)
+COMPARED = ("loss", "acceptance_length")  # nats, tokens a round as drafts follow the text
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
+    _bench(options)  # converts and keeps what every seed reads
+    with ProcessPoolExecutor(options.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
+        told = list(pool.map(partial(_of_seed, options), range(options.seeds)))
+    trained = [line for lines in told for line in lines if line["kind"] == "trained"]
+    for way in TRAINED[1:]:
+        for metric in COMPARED:
+            ours, full = (
+                [line[metric] for line in trained if line["hidden_gradient"] == each] for each in (way, "full")
+            )
+            _tell(options.out, {"hidden_gradient": way, "kind": "difference", "of": metric, **_difference(ours, full)})
+    return 0
+
+
+def _of_seed(options: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
+    spec, target, dataset, device = _bench(options)
+    prompts = None if options.no_decoding else options.data / spec.data.held_out
+    lines = []
+    for way in TRAINED:
+        for line in _train(way, _asking(spec, way, seed=seed), target, dataset, device, prompts):
+            lines.append({"seed": seed, "hidden_gradient": way, **line})
+            _tell(options.out, lines[-1])
+    return lines
+
+
+def _tell(out: Path | None, line: dict[str, Any]) -> None:
+    text = json.dumps(line) + "\n"  # in one piece: other seeds write beside this one
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _bench(options: argparse.Namespace) -> tuple[DFlashSpec, Target, Dataset, torch.device]:
     spec = load(options.spec)
     assert isinstance(spec, DFlashSpec), "the bundled trainer's recipes alone have this gradient"
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -57,31 +95,12 @@ def main(arguments: Sequence[str]) -> int:
         spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, dtype="auto"))
     choices = workbench.choose(_asking(spec, "full", seed=0), device)
     target = load_target(spec.target, cache=options.cache, device=device, dtype=choices.dtype)
-    dataset = load_rows(spec, target, data_dir=options.data, cache=options.cache)
-    losses = dict[str, list[float]]()
-    with Path(options.out or os.devnull).open("a", encoding="utf-8") as file:
-
-        def tell(line: dict[str, Any]) -> None:
-            text = json.dumps(line)
-            print(text, flush=True)
-            file.write(text + "\n")
-            file.flush()
-
-        for seed in range(options.seeds):
-            for way in TRAINED:
-                prompts = None if options.no_decoding else options.data / spec.data.held_out
-                for line in _train(way, _asking(spec, way, seed=seed), target, dataset, device, prompts):
-                    tell({"seed": seed, "hidden_gradient": way, **line})
-                    if line["kind"] == "trained":
-                        losses.setdefault(way, []).append(line["loss"])
-        for way in TRAINED[1:]:
-            tell({"hidden_gradient": way, "kind": "difference", **_difference(losses[way], losses["full"])})
-    return 0
+    return spec, target, load_rows(spec, target, data_dir=options.data, cache=options.cache), device
 
 
-def _difference(losses: Sequence[float], full: Sequence[float]) -> dict[str, float]:
-    """Of the loss from the full head's, in nats: the mean over the seeds, and how uncertain that is by their spread."""
-    differences = [ours - theirs for ours, theirs in zip(losses, full, strict=True)]
+def _difference(found: Sequence[float], full: Sequence[float]) -> dict[str, float]:
+    """Of one way from the full head: the mean over the seeds, and how uncertain that is by their spread."""
+    differences = [ours - theirs for ours, theirs in zip(found, full, strict=True)]
     spread = statistics.stdev(differences) if len(differences) > 1 else math.nan
     return {
         "mean": statistics.mean(differences),
@@ -172,6 +191,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder of the recipe's JSONL files")
     parser.add_argument("--cache", type=Path, required=True, help="where hidden states and conversions are kept")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of either way")
+    parser.add_argument("--at-once", type=int, default=1, help="seeds that train beside one another")
     parser.add_argument(
         "--no-decoding", action="store_true", help="trainings alone: decoding takes longer than they do"
     )

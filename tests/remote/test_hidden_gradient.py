@@ -17,17 +17,27 @@ def test_it_tells_the_gradients_errors_and_what_a_training_came_to(
     tmp_path: Path,
     tiny_target_spec: TargetSpec,
     tiny_drafter_spec: DrafterSpec,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     loss, evaluate = {"terms": {"ce": 1.0, "kl": 0.15}}, {"num_prompts": 2, "max_new_tokens": 4}
     spec = tiny_job_spec(tiny_target_spec, tiny_drafter_spec, loss=loss, evaluate=evaluate, train={"num_steps": 10})
     (tmp_path / "spec.json").write_text(dump(spec), encoding="utf-8")
-    words = ["--data", str(write_data(tmp_path / "data")), "--cache", str(tmp_path / "cache"), "--seeds", "2"]
+    words = [
+        "--data",
+        str(write_data(tmp_path / "data")),
+        "--cache",
+        str(tmp_path / "cache"),
+        "--seeds",
+        "2",
+        "--at-once",
+        "2",
+    ]
 
     assert hidden_gradient.main([str(tmp_path / "spec.json"), *words, "--out", str(tmp_path / "out.jsonl")]) == 0
 
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert capsys.readouterr().out == (tmp_path / "out.jsonl").read_text(encoding="utf-8")
+    told = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert sorted(capfd.readouterr().out.splitlines()) == sorted(told)
+    lines = sorted(map(json.loads, told), key=lambda line: line.get("seed", 2))  # each seed's stand in order
     gradients = [line for line in lines if line["kind"] == "gradient"]
     assert [line["step"] for line in gradients] == [1, 5, 10] * 8
     assert all(line["full_error"] < 1e-5 < line["fp8_error"] < 0.02 for line in gradients)
@@ -39,8 +49,9 @@ def test_it_tells_the_gradients_errors_and_what_a_training_came_to(
     ] * 2
     assert len({line["loss"] for line in trained}) >= 6  # rows so few that other chunks may be the same
     assert any(line["kind"] == "decoded" and line["protocol"].get("drafter") == "trained" for line in lines)
-    differences = {line["hidden_gradient"]: line for line in lines if line["kind"] == "difference"}
+    differences = {line["hidden_gradient"]: line for line in lines if line.get("of") == "loss"}
     assert list(differences) == ["fp8", hidden_gradient.UNCORRECTED, hidden_gradient.TWIN]
+    assert sum(line["kind"] == "difference" for line in lines) == 6
     found = [line["loss"] - trained[4 * line["seed"]]["loss"] for line in trained if line["hidden_gradient"] == "fp8"]
     assert differences["fp8"]["mean"] == pytest.approx(sum(found) / 2)
     assert differences["fp8"]["standard_error"] == pytest.approx(abs(found[0] - found[1]) / 2)
