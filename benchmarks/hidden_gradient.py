@@ -1,7 +1,7 @@
 """What the hidden states' gradient in fp8 costs a training in quality: the same trainings with it and with the full head.
 
-    python -m benchmarks.hidden_gradient SPEC.json --data FOLDER --cache FOLDER [--seeds 3] [--at-once 1] [--no-decoding]
-                                         [--out FILE]
+    python -m benchmarks.hidden_gradient SPEC.json --data FOLDER --cache FOLDER [--seeds 3] [--at-once 1] [--ways full fp8 …]
+                                         [--no-decoding] [--budget SECONDS] [--out FILE]
 
 SPEC.json is a resolved branch (`python -m benchmarks.ladder --resolve`); its target is loaded for real. For each seed
 the trainings are made from the same start over the same rows: with the full head, in fp8, in fp8 without the correction of what the
@@ -56,9 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     _bench(options)  # converts and keeps what every seed reads
     with ProcessPoolExecutor(options.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
-        told = list(pool.map(partial(_of_seed, options), range(options.seeds)))
+        told = list(pool.map(partial(_of_seed, options, time.time() + options.budget), range(options.seeds)))
     trained = [line for lines in told for line in lines if line["kind"] == "trained"]
-    for way in TRAINED[1:]:
+    for way in (way for way in options.ways if way != "full"):
         for metric in COMPARED:
             ours, full = (
                 [line[metric] for line in trained if line["hidden_gradient"] == each] for each in (way, "full")
@@ -67,11 +67,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _of_seed(options: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
+def _of_seed(options: argparse.Namespace, ends_at_s: float, seed: int) -> list[dict[str, Any]]:
+    """Its trainings, all of them or none; `ends_at_s` is by the wall's clock, which processes share."""
+    if time.time() > ends_at_s:
+        print(f"passed over, the budget of {options.budget:g} s is spent: seed {seed}", file=sys.stderr, flush=True)
+        return []
     spec, target, dataset, device = _bench(options)
     prompts = None if options.no_decoding else options.data / spec.data.held_out
     lines = []
-    for way in TRAINED:
+    for way in options.ways:
         for line in _train(way, _asking(spec, way, seed=seed), target, dataset, device, prompts):
             lines.append({"seed": seed, "hidden_gradient": way, **line})
             _tell(options.out, lines[-1])
@@ -192,6 +196,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, required=True, help="where hidden states and conversions are kept")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of either way")
     parser.add_argument("--at-once", type=int, default=1, help="seeds that train beside one another")
+    parser.add_argument("--ways", nargs="+", default=TRAINED, choices=TRAINED, help="the full head among them")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further seed begins")
     parser.add_argument(
         "--no-decoding", action="store_true", help="trainings alone: decoding takes longer than they do"
     )
