@@ -144,11 +144,11 @@ def list_runs(
     where: str = "",
     *,
     kind: str | None = Kind.TRAIN,
-    sort: str = "created",
+    sort: str = "newest",
     limit: int | None = 50,
     removed: bool = False,
 ) -> list[RunRow]:
-    """Runs that pass the filter, newest first; `kind` None means every kind. Raises UsageError for an unknown sort."""
+    """Runs that pass the filter, live ones first, then by their newest start; `kind` None means every kind. Raises UsageError for an unknown sort."""
     with open_reader(places) as reader:
         if sort.removeprefix("-") == ACCEPT:
             runs = reader.runs(where, kind=kind, limit=None, removed=removed)

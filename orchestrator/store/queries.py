@@ -19,21 +19,27 @@ RUN_COLUMNS = (
     " ORDER BY number)) AS more_hosts"
 )
 
+# By their keys, in that order: whoever sorts all runs would else read every column of each, tags and hosts too. Apart from
+# the sorting, as SQLite's parser has room for few brackets, and a filter brings its own.
+RUNS_OF_PAGE = f"SELECT {RUN_COLUMNS} FROM json_each(?) page CROSS JOIN runs r ON r.key = page.value ORDER BY page.key"
+
 IS_LIVE = "r.state IN ('pending', 'setting_up', 'running', 'stopping')"
 
 NEWEST = """
     SELECT key FROM runs WHERE removed_s IS NULL AND {condition}
     ORDER BY kind = 'train' DESC, (attempt > 0 OR {is_live}) DESC, created_s DESC, key DESC LIMIT 1"""
 
+_STARTED = "coalesce(r.started_s, r.created_s)"  # as the column of that name tells it
 SORTS = {
     "created": "r.created_s",
-    "started": "coalesce(r.started_s, r.created_s)",  # as the column of that name tells it
+    "started": _STARTED,
     "ended": "r.ended_s",
     "recipe": "r.recipe",
     "branch": "r.branch",
     "host": "r.host",
     "status": "r.state",
     "step": "r.step",
+    "newest": f"iif({IS_LIVE}, 1e12, 0) + {_STARTED}",  # live ones first: beyond the seconds of any clock
 }  # any other word sorts by the recent mean of that metric
 
 

@@ -104,14 +104,14 @@ class Reader:
     ) -> list[RunRow]:
         """Runs that pass the filter, newest (or largest) first; `-name` sorts the other way.
 
-        `kind` None means every kind; a `kind:` in the filter does that by itself. `removed` shows the bin.
-        Raises FilterError.
+        `kind` None means every kind; a `kind:` in the filter does that by itself. `removed`: the bin. Raises FilterError.
         """
         chosen, values = condition(where, kind, removed=removed)
         order, order_values = queries.order_by(sort)
-        sql = f"SELECT {queries.RUN_COLUMNS} FROM runs r WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
-        values = (*values, *order_values, -1 if limit is None else limit, offset)
-        return [run_of_row(row) for row in self.database.all(sql, values)]
+        sql = f"SELECT r.key FROM runs r WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
+        page = self.database.all(sql, (*values, *order_values, -1 if limit is None else limit, offset))
+        keys = json.dumps([key for (key,) in page])
+        return [run_of_row(row) for row in self.database.all(queries.RUNS_OF_PAGE, (keys,))]
 
     def count_runs(self, where: str = "", *, kind: str | None = "train", removed: bool = False) -> int:
         """How many runs `runs` would return without a limit."""

@@ -52,7 +52,7 @@ MOST_SKETCHES = 200  # a run may have thousands of metrics; a sketch is three qu
 @click.option("--kind", type=click.Choice(KINDS), default="train", show_default=True, help="Which jobs.")
 @click.option(
     "--sort",
-    default="created",
+    default="newest",
     show_default=True,
     metavar="NAME",
     type=SORT,
@@ -69,7 +69,7 @@ MOST_SKETCHES = 200  # a run may have thousands of metrics; a sketch is three qu
 def ls(
     terminal: Terminal, where: tuple[str, ...], *, kind: str, sort: str, limit: int, columns: str, removed: bool
 ) -> None:
-    """List runs, newest first.
+    """List runs: live ones first, then by when their newest attempt was started, newest first.
 
     FILTER: words such as status:failed branch:ddtree host:pve* tag:x since:7d loss<2.1, joined by AND, OR, NOT.
     A metric is the mean of its newest 100 reports over all attempts, in columns, filters and --sort alike; nan where the newest is.

@@ -17,6 +17,7 @@ from orchestrator.actions.telling import beginning
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document, FailureRow, Kind, State
 from orchestrator.store.writes import Store
+from orchestrator.verbs.history import ls
 from orchestrator.verbs.leads import in_short, next_steps
 from orchestrator.verbs.page import run_page
 from remote.spec import dump
@@ -220,7 +221,7 @@ def test_a_job_says_what_it_does_and_not_that_it_trains(kind: Kind, step: int | 
 
 
 def test_runs_in_the_order_of_their_newest_start_stand_as_the_column_tells_it(places: Places) -> None:
-    """A run that is only set up has started when it was launched, as `ls` shows it."""
+    """A run that is only set up has started when it was launched, as `ls` shows it. Where no order is named live ones lead."""
     with Store(places.db, clock=lambda: clock[0]) as store:
         clock = [100.0]
         for run_id, at_s in (("kolderaa", 100.0), ("knextaaa", 200.0), ("kpending", 2500.0)):
@@ -238,3 +239,11 @@ def test_runs_in_the_order_of_their_newest_start_stand_as_the_column_tells_it(pl
 
     assert told == sorted(told, reverse=True)
     assert {run.id for run in runs} == {"kolderaa", "knextaaa", "kpending"}
+    asked = next(str(option.default) for option in ls.params if option.name == "sort")
+    for filtered, order in (("", ["kpending", "kolderaa", "knextaaa"]), ("status:stopped", ["knextaaa"])):
+        assert [run.id for run in history.list_runs(places, filtered, sort=asked)] == order
+        assert [run.id for run in history.list_runs(places, filtered, sort="-" + asked)] == order[::-1]
+    with Store(places.db) as store:
+        store.set_state("kolderaa", State.STOPPED, evidence="as asked")
+        store.set_state("kpending", State.FAILED, evidence="never began", attempt=0)
+        assert [run.id for run in store.reader.runs(sort=asked, limit=1, offset=2)] == ["kolderaa"]
