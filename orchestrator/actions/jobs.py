@@ -19,7 +19,7 @@ from orchestrator.actions.caps import refuse_cap_above, refuse_cap_of_scripts
 from orchestrator.actions.commands import alike, train_commands, trainer_command
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.host_facts import NOTHING
-from orchestrator.actions.lots import Lot, inspect, opened, refuse_namesakes
+from orchestrator.actions.lots import Lot, inspect, opened, refuse_namesakes, say_company
 from orchestrator.actions.meeting import meet
 from orchestrator.actions.order import (
     Order,
@@ -109,6 +109,8 @@ def rehearse(places: Places, order: Order, *, rungs: Sequence[str] | None = None
     """Looks at the host and asks the gate, as a launch would; `rungs` None means those that a launch requires."""
     settled = _settled(places, order, tell, trains=rungs is None)
     with open_site(settled.host) as site:
+        with open_reader(places) as reader:
+            say_company(reader, [Lot(settled, site)], tell)
         return _rehearsal(places, settled, site, gate.required_rungs(settled.spec) if rungs is None else rungs)
 
 

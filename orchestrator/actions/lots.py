@@ -120,6 +120,33 @@ def refuse_cardless(lot: Lot) -> None:
     )
 
 
+def company(lot: Lot, reader: Reader, *, run_id: str = "") -> str:
+    """Which live runs a job on processors shares them with; empty where there is none, and where the host has cards, which
+    are promised to one run each. `run_id`: the job's own.
+    """
+    if lot.site.facts.get("gpus"):
+        return ""
+    found = [_planned(run, reader) for run in reader.live_runs() if lot.name in run.hosts and run.id != run_id]
+    if not found:
+        return ""
+    runs = f"run {found[0]} is" if len(found) == 1 else f"runs {', '.join(found)} are"
+    return (
+        f"host {lot.name} has no GPU, and {runs} live there: they share its processors and memory, so each is slower, and "
+        f"what is measured of time meanwhile is of {'both' if len(found) == 1 else 'all'}"
+    )
+
+
+def say_company(reader: Reader, lots: Sequence[Lot], tell: Tell, *, run_id: str = "") -> None:
+    for told in filter(None, (company(lot, reader, run_id=run_id) for lot in lots)):
+        tell(f"warning: {told}")
+
+
+def _planned(run: RunRow, reader: Reader) -> str:
+    size = json.loads(reader.document(run.id, Document.PLAN) or "{}").get("driver_bytes")
+    planned = f"; planned {size / 2**30:.2f} GiB" if isinstance(size, int) else ""
+    return f"{run.id} ({run.recipe}, branch {run.branch}{planned})"
+
+
 def refuse_unlike(lots: Sequence[Lot]) -> None:
     """Raises DraftyardError for hosts of which two have not both cards or none, are one machine, or differ in torch.
 

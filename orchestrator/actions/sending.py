@@ -27,6 +27,7 @@ from orchestrator.actions.lots import (
     refuse_leftovers,
     refuse_lost_checkpoints,
     refuse_namesakes,
+    say_company,
 )
 from orchestrator.actions.meeting import Meeting, meet
 from orchestrator.actions.order import Settled, new_id, num_steps_of, repair_of_node
@@ -208,6 +209,7 @@ def resend(
                 )
             refuse_leftovers(store, lot.site, run)
         refuse_lost_checkpoints(store, lots[0].site, run)
+        say_company(store.reader, lots, tell, run_id=run.id)
         how = {"after": run.attempt, "retry": retry, "choose": choice(lots[0], run.kind)}
         attempt = new_attempt(store, run, tell=tell, launcher=this_process(), **how)
         with outcome(store, run.id, attempt=attempt, tell=tell):
@@ -232,6 +234,7 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
             _describe(store, run, lot, mark, gpus, task)
         store.host_seen(lot.name, address=lot.settled.host.address, facts=lot.site.facts)
         cards.append(card_of(lot.site.facts, gpus))
+    say_company(store.reader, lots, tell, run_id=run.id)
     _keep_plan(store, run, lots[0].settled.spec, cards, task.rungs)
     store.place_nodes(run.id, [lot.site.place.work_dir for lot in lots])
     shipped = [ship_told(lot.site, lot.settled.tree, tell) for lot in lots]
@@ -264,9 +267,8 @@ def _describe(store: Store, run: RunRow, lot: Lot, mark: gate.Fingerprint, gpus:
     settled, site = lot.settled, lot.site
     store.describe_run(run.id, workdir=site.place.work_dir, tree_hash=settled.tree.hash, fingerprint=mark.value)
     store.keep_document(run.id, Document.FINGERPRINT, json.dumps(dict(mark.parts)))
-    told = {"python": site.place.python, "gpus": list(gpus)}
-    launch = {**told, **_typed(settled, task), "versions": versions(site.facts)}
-    store.keep_document(run.id, Document.LAUNCH, json.dumps(launch))
+    told = {"python": site.place.python, "gpus": list(gpus), "versions": versions(site.facts)}
+    store.keep_document(run.id, Document.LAUNCH, json.dumps({**told, **_typed(settled, task)}))
 
 
 def _typed(settled: Settled, task: Task) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,12 +12,13 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.actions.host_facts import NoGpu
-from orchestrator.actions.lots import Lot, opened, refuse_cardless, refuse_unlike
+from orchestrator.actions.lots import Lot, company, opened, refuse_cardless, refuse_unlike
 from orchestrator.actions.order import Order, Settled
 from orchestrator.actions.site import Site
 from orchestrator.actions.spread import Node
 from orchestrator.errors import DraftyardError
 from orchestrator.host import LOCAL
+from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
 from orchestrator.workplace import Workplace
 from remote.spec import RolesSpec
@@ -108,6 +110,25 @@ def test_a_recipe_for_processors_and_one_with_a_card_are_let_through() -> None:
 
     refuse_cardless(Lot(on_processors, lot("a", boot_id="one").site))
     refuse_cardless(lot("a", boot_id="one", cards=("GPU-a",)))
+
+
+def test_a_job_on_processors_is_told_which_live_runs_it_shares_them_with(tmp_path: Path) -> None:
+    """Nothing promises processors and memory to one run, as cards are."""
+    plan = json.dumps({"driver_bytes": 3 * 2**29})
+    with Store(tmp_path / "db") as store:
+        for run_id, host in (("aaaaaaaa", "a"), ("bbbbbbbb", "a"), ("cccccccc", "b")):
+            store.create_run(replace(new_run(id=run_id), host=host))
+        store.keep_document("aaaaaaaa", Document.PLAN, plan)
+
+        shared = company(lot("a", boot_id="one"), store.reader, run_id="bbbbbbbb")
+        assert shared == (
+            "host a has no GPU, and run aaaaaaaa (smollm2, branch v6; planned 1.50 GiB) is live there: they share its "
+            "processors and memory, so each is slower, and what is measured of time meanwhile is of both"
+        )
+        both = company(lot("a", boot_id="one"), store.reader)
+        assert "1.50 GiB), bbbbbbbb (smollm2, branch v6) are live there" in both
+        assert company(lot("c", boot_id="one"), store.reader) == ""
+        assert company(lot("a", boot_id="one", cards=("GPU-a",)), store.reader) == "", "cards are promised"
 
 
 @pytest.mark.slow
