@@ -37,7 +37,7 @@ from orchestrator.host import Hosts
 from orchestrator.recipe import Resolved
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import FailureRow, Reason, RunRow
-from remote.plan import FITS_SHARE, Plan, plan
+from remote.plan import EVALUATION, FITS_SHARE, Plan, plan
 from remote.plan.advice import Largest, Switch, largest_fit, nearest_fits, switches, uses
 from remote.plan.memory import target_bytes
 from remote.spec import DFlashSpec, parse
@@ -53,6 +53,10 @@ UNPLANNED = {  # stages of a training that no plan speaks of
     "wait": "while data was read",
     "checkpoint": "while a checkpoint was written",
 }
+OF_THE_END = (
+    "it ran out in the evaluation, after its last step and its last checkpoint: no change of a step would help; fewer "
+    "evaluate.tree_budgets and evaluate.max_new_tokens take less, and evaluate.at_end=false leaves it out"
+)
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,8 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
     if not isinstance(spec, DFlashSpec):
         return Fits(None, beyond_bytes, "a script of its own has no plan")
     stage = ended.failures[0].stage if ended.failures else None
+    if stage == EVALUATION:
+        return Fits(None, note=OF_THE_END)
     if stage in UNPLANNED:
         return Fits(
             None, note=f"it ran out {UNPLANNED[stage]}, of which its plan says nothing: no change of a step would help"
@@ -301,10 +307,18 @@ def plan_body(made: Plan) -> dict[str, Any]:
         "headroom_bytes": made.headroom_bytes,
     }
     stages = [{**dataclasses.asdict(stage), "allocated_bytes": stage.allocated_bytes} for stage in made.stages]
-    before = made.target_pass
-    pass_body = before and {**dataclasses.asdict(before), "allocated_bytes": before.allocated_bytes}
-    verdicts = {"verdict": made.verdict, "step_verdict": made.step_verdict, "pass_verdict": made.pass_verdict}
-    return {**dataclasses.asdict(made), "stages": stages, "target_pass": pass_body, **sums, **verdicts}
+    beside = {
+        name: stage and {**dataclasses.asdict(stage), "allocated_bytes": stage.allocated_bytes}
+        for name, stage in (("target_pass", made.target_pass), ("evaluation", made.evaluation))
+    }
+    names = ("verdict", "step_verdict", "pass_verdict", "evaluation_verdict")
+    return {
+        **dataclasses.asdict(made),
+        "stages": stages,
+        **beside,
+        **sums,
+        **{name: getattr(made, name) for name in names},
+    }
 
 
 def _planned(

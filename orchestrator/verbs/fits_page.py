@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.actions.again import Words, assigned, try_line
+from orchestrator.actions.plan_verdict import capacity_text, prepared_elsewhere
 from orchestrator.actions.plans import Fits, Planned
 from orchestrator.actions.shortfall import GROW_NAME, pieces_told, setting_of
 from orchestrator.verbs.plan_page import advice, memory_items, plan_document, typed
-from orchestrator.verbs.plan_verdict import capacity_text, prepared_elsewhere
 from orchestrator.verbs.table import heading, pairs, wrapped
 from orchestrator.verbs.words import gib, in_gib
 

@@ -10,18 +10,20 @@ import click
 
 from orchestrator.actions.kept import Kept
 from orchestrator.actions.log_text import inert
-from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body
-from orchestrator.actions.residuals import Runs
-from orchestrator.actions.step_time import Known, StepTime, change_cost, tflop, time_sentence, time_text
-from orchestrator.units import counted
-from orchestrator.verbs.plan_verdict import (
+from orchestrator.actions.plan_verdict import (
+    USE,
     capacity_text,
+    changes_title,
     prepared_elsewhere,
     step_name,
     target_items,
     too_small_for,
     what_helps,
 )
+from orchestrator.actions.plans import MOST_OFFERED, Effect, Planned, caution, plan_body
+from orchestrator.actions.residuals import Runs
+from orchestrator.actions.step_time import Known, StepTime, change_cost, tflop, time_sentence, time_text
+from orchestrator.units import counted
 from orchestrator.verbs.roles_page import roles_document, roles_section
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table, wrapped
 from orchestrator.verbs.words import gib, gib_places, in_gib, number
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 NOTHING_FITS = (
     "nothing that draftyard can change makes it fit, alone or with others; a smaller target or a shorter row is needed"
 )
-LOWER = "What would lower the peak"
 _DRIVER = {"cuda": "on the card, as its driver counts", "cpu": "of the machine's memory"}
 
 
@@ -225,14 +226,12 @@ def _kept(kept: Kept) -> str:
 
 def advice(found: Planned, *, width: int | None, first: int | None = None) -> list[str]:
     """`first`: the number of the first change, where `smoke --try` takes them by numbers."""
-    is_short, small = found.plan.step_verdict == "does not fit", too_small_for(found)
+    title = heading(changes_title(found))
     if not found.switches:
-        return [heading("What would fit" if is_short else LOWER), *wrapped(NOTHING_FITS, width)]
-    fit = "What would fit" if not small else f"What would make {step_name(found)} fit; {small} does not"
+        return [title, *wrapped(NOTHING_FITS, width)]
     more = len(found.switches) - MOST_OFFERED
     rest = [f"{more} more: --json has all"] if more > 0 else []
-    lines = _switches(found.switches[:MOST_OFFERED], found.time, width=width, first=first)
-    return [heading(fit if is_short else LOWER), *lines, *rest]
+    return [title, *_switches(found.switches[:MOST_OFFERED], found.time, width=width, first=first), *rest]
 
 
 def room_use(found: Planned, *, width: int | None) -> list[str]:
@@ -240,7 +239,7 @@ def room_use(found: Planned, *, width: int | None) -> list[str]:
     if not found.uses:
         return []
     lines = _switches(found.uses, found.time, width=width, first=None, is_use=True)
-    return ["", heading("What would use the room"), *lines]
+    return ["", heading(USE), *lines]
 
 
 def _switches(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from remote.allocator import grows_segments
 from remote.plan.checked import Checked, checked
+from remote.plan.evaluation import evaluation_components, path_bytes
 from remote.plan.kernels import assumptions
 from remote.plan.memory import Component
 from remote.plan.moments import stage_components
@@ -23,7 +24,7 @@ from remote.spec import DFlashSpec
 
 GIB = 1024**3
 MULTI_DOC_DOCUMENTS = 3  # of the rung of that name
-TARGET_PASS = "target"  # the stage of the pass before training, as the trainer names it
+TARGET_PASS, EVALUATION = "target", "evaluating"  # stages before and after the steps, as the trainer names them
 
 # Estimates, until measured on the machine at hand: they are part of no component.
 CONTEXT_BYTES = {"cuda": 600 * 1024**2, "cpu": 0}  # driver context and kernels
@@ -71,8 +72,11 @@ class Plan:
     # Before training, computes hidden states once, as a target's rank does; None without one.
     target_pass: StagePlan | None
     target_pass_bytes: int  # what must fit of it, as predicted or, where trainings took more, as they did
+    # After the last step, an estimate that no run measures; None where it is left out (evaluate.at_end), and of a rung.
+    evaluation: StagePlan | None
+    evaluation_bytes: int  # what must fit of it
     capacity_bytes: int | None
-    # Of the card, beyond the capacity: left free by a step, and not by the pass, which is done by then.
+    # Of the card, beyond the capacity: left free by a step, and not by the pass and the evaluation, which are none.
     reserve_bytes: int
     work: Work
     not_modelled: tuple[str, ...]
@@ -103,9 +107,9 @@ class Plan:
 
     @property
     def verdict(self) -> str | None:
-        """fits, tight or does not fit, the step or the pass before it; None without a capacity."""
-        both = (self.step_verdict, self.pass_verdict)
-        return next((word for word in ("does not fit", "tight", "fits") if word in both), None)
+        """fits, tight or does not fit: the step, the pass before it or the evaluation after it; None without a capacity."""
+        all_of = (self.step_verdict, self.pass_verdict, self.evaluation_verdict)
+        return next((word for word in ("does not fit", "tight", "fits") if word in all_of), None)
 
     @property
     def step_verdict(self) -> str | None:
@@ -114,9 +118,12 @@ class Plan:
     @property
     def pass_verdict(self) -> str | None:
         """Of the target's pass before training; None where there is none, or no capacity."""
-        if self.capacity_bytes is None or not self.target_pass_bytes:
-            return None
-        return verdict_of(self.target_pass_bytes, self.capacity_bytes + self.reserve_bytes)
+        return self._verdict_beside_steps(self.target_pass_bytes)
+
+    @property
+    def evaluation_verdict(self) -> str | None:
+        """Of the evaluation at the end; None where there is none, or no capacity."""
+        return self._verdict_beside_steps(self.evaluation_bytes)
 
     @property
     def least_step_s(self) -> float | None:
@@ -128,6 +135,11 @@ class Plan:
     def extrapolated(self) -> tuple[str, ...]:
         """Where it leaves the range it was checked in, one line each."""
         return tuple(size.told for size in self.checked if not size.is_inside)
+
+    def _verdict_beside_steps(self, size_bytes: int) -> str | None:
+        if self.capacity_bytes is None or not size_bytes:
+            return None
+        return verdict_of(size_bytes, self.capacity_bytes + self.reserve_bytes)
 
     def stage(self, name: str) -> StagePlan:
         return next(stage for stage in self.stages if stage.name == name)
@@ -166,6 +178,7 @@ def plan(
     seen = residuals or {}
     stages = tuple(_stage(name, lines, seen) for name, lines in stage_components(spec, at, rung=rung).items())
     before = _target_pass(spec, at, seen) if has_pass else None
+    after = StagePlan(EVALUATION, evaluation_components(spec, at)) if spec.evaluate.at_end and rung is None else None
     peak_bytes = max(stage.seen_bytes for stage in stages)
     return Plan(
         device=device,
@@ -177,10 +190,12 @@ def plan(
         host_queue_bytes=_host_queue_bytes(spec, at),
         target_pass=before,
         target_pass_bytes=0 if before is None else _must_fit(before.seen_bytes, spec, at),
+        evaluation=after,
+        evaluation_bytes=0 if after is None else _must_fit(after.allocated_bytes, spec, at),
         capacity_bytes=capacity_bytes,
         reserve_bytes=reserve_bytes,
         work=work(spec, at),
-        not_modelled=_not_modelled(spec, at),
+        not_modelled=_not_modelled(spec, at, has_evaluation=after is not None),
         checked=checked(at),
     )
 
@@ -217,7 +232,7 @@ def _must_fit(allocated_bytes: int, spec: DFlashSpec, at: Sizes) -> int:
     return allocated_bytes + slack + (CONTEXT_BYTES["cuda"] if at.is_cuda else 0)
 
 
-def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
+def _not_modelled(spec: DFlashSpec, at: Sizes, *, has_evaluation: bool) -> tuple[str, ...]:
     found = ["first calls: compilation and kernel selection (the first step may take more)"]
     if at.is_cuda:
         found += [
@@ -241,8 +256,9 @@ def _not_modelled(spec: DFlashSpec, at: Sizes) -> tuple[str, ...]:
         found.append(
             f"the first reading of a GGUF target on a host, which converts it: {size:.2f} GiB of the host's memory, an estimate"
         )
-    if spec.evaluate.at_end:
+    if has_evaluation and (beyond := path_bytes(spec, at)):
         found.append(
-            "the evaluation at the end, which decodes with the whole target; --set evaluate.at_end=false leaves it out"
+            "in the evaluation, a target without a cache of keys (linear attention, experts): each path of a tree is read with "
+            f"its whole text, up to {beyond / GIB:.2f} GiB more for 1,000 tokens of it"
         )
     return tuple(found)

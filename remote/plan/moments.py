@@ -91,7 +91,7 @@ def forward_only_components(spec: DFlashSpec, at: Sizes, *, rung: str) -> list[C
     base = [line for line in step_components(spec, at) if line.name != "gradients"]
     layer = [
         Component("context features", context_bytes(at, at.hidden), "S·H"),
-        Component("one live layer", _passing_layer(spec, at), "its operations, nothing of them kept"),
+        Component("one live layer", passing_layer(spec, at), "its operations, nothing of them kept"),
     ]
     if rung == "leak":  # the probe compares hidden states, without a loss
         copies = 2 * context_bytes(at, at.captured * at.hidden) + 3 * token_bytes(at, at.hidden)
@@ -207,7 +207,7 @@ def _gradients(spec: DFlashSpec, at: Sizes, *, layers: int, part: str = "") -> C
     return Component("gradients", count * at.element_bytes, "one per parameter, as the backward makes them")
 
 
-def _passing_layer(spec: DFlashSpec, at: Sizes) -> int:
+def passing_layer(spec: DFlashSpec, at: Sizes) -> int:
     """Embeddings, residual stream and the context's keys and values, and attention's or the MLP's operations."""
     held = token_bytes(at, 2 * at.hidden) + context_bytes(at, 2 * at.key_width)
     attention = token_bytes(at, at.hidden + 2 * at.query_width + 2 * at.key_width)

@@ -61,7 +61,13 @@ def batch_bytes(at: Sizes) -> int:
 def target_pass_bytes(spec: DFlashSpec, at: Sizes) -> int:
     """The most that one pass over a batch has alive beside what it leaves: a document as long as the batch, in the layer's
     MLP; or at its end, where what was captured is joined."""
-    num_tokens = max(at.context_tokens, min(CAPTURE_TOKENS, round(PADDED * at.context_tokens)))
+    return text_pass_bytes(
+        spec, at, num_tokens=max(at.context_tokens, min(CAPTURE_TOKENS, round(PADDED * at.context_tokens)))
+    )
+
+
+def text_pass_bytes(spec: DFlashSpec, at: Sizes, *, num_tokens: int) -> int:
+    """The same of so many tokens in one pass."""
     held = (at.captured + 2) * at.hidden  # captured layers, the residual stream, its norm
     return num_tokens * at.element_bytes * (held + max(WIDEST * widest_mlp(spec), at.captured * at.hidden))
 

@@ -19,6 +19,7 @@ from remote.spec import dump
 from tests.orchestrator.runs import batch, event, started
 
 GIB = 2**30
+AT_END = "evaluate.at_end=false"
 
 
 @pytest.fixture
@@ -64,7 +65,8 @@ def test_changes_that_make_a_step_fit_beside_a_target_that_does_not_are_not_call
 
 
 def test_what_is_planned_to_fit_where_the_pass_fits_is_still_called_so(places: Places) -> None:
-    page = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=56 * GIB, overrides=["data.max_anchors=1500"])
+    overrides = ["data.max_anchors=1500", AT_END]
+    page = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=56 * GIB, overrides=overrides)
 
     assert ": does not fit, " in page[2]
     assert "What would fit" in page
@@ -81,7 +83,7 @@ def test_what_is_planned_to_fit_where_the_pass_fits_is_still_called_so(places: P
     ],
 )
 def test_the_lacking_amount_is_the_largest_of_what_is_wanted(places: Places, branch: str, gib: int, told: str) -> None:
-    assert told in _page(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib * GIB)[2]
+    assert told in _page(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib * GIB, overrides=[AT_END])[2]
 
 
 def test_the_pass_of_the_target_and_loading_it_are_told_apart(places: Places) -> None:
@@ -100,12 +102,36 @@ def test_the_pass_stands_in_the_head_alone(places: Places, capacity_bytes: int |
     assert not any("pass before training" in line for line in _section(page, "Not in the plan"))
 
 
-def test_the_evaluation_that_no_plan_is_made_of_names_what_leaves_it_out(places: Places) -> None:
-    key = "evaluate.at_end=false"
-    told = [line for line in _page(places, "qwen3.6-27b") if "the evaluation at the end" in line]
+@pytest.mark.parametrize(
+    ("gib", "verdict", "helps"),
+    [
+        (95, ": fits, 44.54 GiB left", None),
+        (60, ": tight, the evaluation at the end leaves 0.20 GiB; a step leaves 9.54 GiB", None),
+        (
+            56,
+            "3.80 GiB too much, in the evaluation at the end; the target's pass before training leaves 1.21 GiB; a step leaves 5.54 GiB",
+            f"--set {AT_END}, which leaves the evaluation at the end out",
+        ),
+        (
+            52,
+            "7.80 GiB too much, in the evaluation at the end; the target's pass",
+            f"lines below; --set {AT_END}, as the",
+        ),
+    ],
+)
+def test_the_evaluation_at_the_end_counts_in_the_verdict_and_says_what_leaves_it_out(
+    places: Places, gib: int, verdict: str, helps: str | None
+) -> None:
+    page = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=gib * GIB)
 
-    assert [f"--set {key} leaves it out" in line for line in told] == [True]
-    assert not any("evaluation at the end" in line for line in _page(places, "qwen3.6-27b", overrides=[key]))
+    assert verdict in page[2]
+    assert [helps in line for line in page if line.startswith("what helps")] == ([] if helps is None else [True])
+    line = _item(page, "evaluation")
+    assert "59.80 GiB at the end" in line
+    assert "an estimate that no card has verified" in line
+    assert line.endswith(f"; --set {AT_END} leaves it out")
+    page = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=gib * GIB, overrides=[AT_END])
+    assert not any("evaluation" in line for line in page)
 
 
 def test_the_most_anchors_that_fit_name_what_to_type(places: Places) -> None:

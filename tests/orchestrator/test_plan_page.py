@@ -274,8 +274,9 @@ def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
 ) -> None:
     """Its weights alone are 50.10 GiB: with a pass it is as large as a rank of the target."""
     for branch in ("v6", "ddtree"):
-        lines = _page(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib * GIB)
-        body = plan_document(plan_memory(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib * GIB))["plan"]
+        asked = {"branch": branch, "capacity_bytes": gib * GIB, "overrides": ["evaluate.at_end=false"]}
+        lines = _page(places, "qwen3.6-27b", **asked)
+        body = plan_document(plan_memory(places, "qwen3.6-27b", **asked))["plan"]
 
         told = [line for line in lines if line.startswith("target pass")]
         assert [line.split()[2] for line in told] == ["54.79"]
@@ -293,7 +294,7 @@ def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
 def test_a_card_too_small_for_a_rank_of_the_target_fits_nothing_on_the_first_line(places: Places) -> None:
     page = _page(places, "qwen3.6-27b", branch="ddtree-8gpu", capacity_bytes=48 * GIB)
 
-    assert "does not fit, 15.45 GiB too much, in a drafter rank; a target rank lacks 6.79 GiB" in page[2]
+    assert "does not fit, 15.45 GiB too much, in a drafter rank; the evaluation at the end lacks 11.80 GiB; a target rank lacks 6.79 GiB" in page[2]
     assert ": fits" not in page[2]
 
 

@@ -131,7 +131,7 @@ def test_a_rung_in_one_process_is_no_step_of_several(places: Places) -> None:
 
 
 def test_a_card_too_small_for_a_target_alone_is_told_at_the_top(places: Places) -> None:
-    found = _plan(places, gpu_bytes=50 * 2**30, overrides=("data.max_anchors=16",))
+    found = _plan(places, gpu_bytes=50 * 2**30, overrides=("data.max_anchors=16", "evaluate.at_end=false"))
 
     assert found.plan.verdict == "fits"
     assert "does not fit, 4.79 GiB too much, in a target rank; a drafter rank leaves" in _line(found, "capacity")

@@ -59,16 +59,23 @@ SHORT_OF_PIECES = text(asked=4, own=94.47, allocated=86, idle=8)
 SHORT = text(asked=3, own=94.47, allocated=92.5, idle=0.2)
 
 
-def ran(places: Places, message: str, *, grows: bool = True, facts: Mapping[str, Any] | None = None) -> RunPage:
+def ran(
+    places: Places,
+    message: str,
+    *,
+    grows: bool = True,
+    facts: Mapping[str, Any] | None = None,
+    stage: str = "forward",
+) -> RunPage:
     """A training of the 27B recipe whose plan was made against a card of 94.97 GiB."""
     spec = load_recipe("qwen3.6-27b").resolve("ddtree").spec
     assert isinstance(spec, DFlashSpec)
     kind = "torch.OutOfMemoryError"
-    told = {"failure": kind, "message": message, "traceback": f"{TRACE}{kind}: {message}", "stage": "forward"}
+    told = {"failure": kind, "message": message, "traceback": f"{TRACE}{kind}: {message}", "stage": stage}
     (found, *_) = causes(Findings(told=[Told("rank0", 1.0, {**told, "facts": facts or {}})], grows_segments=grows))
     documents = {Document.SPEC: dump(spec), Document.PLAN: json.dumps(plan_body(plan(spec, capacity_bytes=CARD)))}
     row = FailureRow(
-        run_id=RUN, attempt=1, kind=found.kind, message=found.message, hint=found.hint, source="rank0", stage="forward",
+        run_id=RUN, attempt=1, kind=found.kind, message=found.message, hint=found.hint, source="rank0", stage=stage,
         step=1, traceback=found.traceback, facts=dict(found.facts), at_s=1.0, is_first_cause=True,
     )  # fmt: skip
     with Store(places.db) as store:
@@ -263,3 +270,17 @@ def test_the_largest_line_of_a_stage_is_not_told_as_what_grew(places: Places) ->
     assert "activations kept, the largest line; it needed" in told
     assert "22.00 GiB" in told
     assert "/w/attention.py:88 attend" in told
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ("evaluating", "in the evaluation, after its last step and its last checkpoint"),
+        ("target", "while the whole target was loaded"),
+    ],
+)
+def test_no_change_of_a_step_is_offered_where_none_ran(places: Places, stage: str, told: str) -> None:
+    fits, _, page = offered(places, SHORT, stage=stage)
+
+    assert told in fits.note
+    assert "--set" not in page

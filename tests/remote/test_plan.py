@@ -423,16 +423,17 @@ def test_a_target_beside_the_drafter_costs_its_pass_in_every_step() -> None:
 
 
 def test_the_pass_before_training_is_planned_as_a_targets_rank_and_counts_in_the_verdict() -> None:
-    made = plan(LARGE)
+    alone = large(evaluate={"at_end": False})
+    made = plan(alone)
     rank = roles_plan(split := large(roles={"target": 1, "drafter": 1}), plan(split))
 
     assert rank is not None
     assert rank.target is not None
     assert made.target_pass_bytes == rank.target.driver_bytes > 54 * GIB
-    just, short = (plan(LARGE, capacity_bytes=made.target_pass_bytes + more) for more in (0, -1))
+    just, short = (plan(alone, capacity_bytes=made.target_pass_bytes + more) for more in (0, -1))
     assert (just.verdict, just.pass_verdict) == ("tight", "tight")
     assert (short.verdict, short.step_verdict, short.pass_verdict) == ("does not fit", "fits", "does not fit")
-    lent = plan(LARGE, capacity_bytes=made.target_pass_bytes - GIB, reserve_bytes=GIB)
+    lent = plan(alone, capacity_bytes=made.target_pass_bytes - GIB, reserve_bytes=GIB)
     assert lent.pass_verdict == "tight", "what a step leaves free is there for the pass"
     assert plan(large(data={"hidden_states": "online"}), capacity_bytes=40 * GIB).pass_verdict is None
 

@@ -1,4 +1,4 @@
-"""The answer of a plan: whether it fits, what lacks most where it does not, and what helps."""
+"""The answer of a plan: whether it fits, what lacks most where it does not, and what helps. One rule for pages and screens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.plans import Planned, target_loaded_bytes
 from orchestrator.units import counted
-from orchestrator.verbs.words import gib
+from orchestrator.units import format_size as gib
 
 PASS, TARGET_RANK = "the target's pass before training", "a target rank"
+AT_END, WITHOUT = "the evaluation at the end", "--set evaluate.at_end=false"
+_BAD = ("does not fit", "tight")
+USE, LOWER, FIT = "What would use the room", "What would lower the peak", "What would fit"
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Want:
 
 
 def capacity_text(found: Planned, card_bytes: int | None = None) -> str:
-    """The verdict over the step and over what the target wants: "fits" stands here for a job that can begin alone, and the
-    amount that lacks is the largest of all wants.
+    """The verdict over the step and over what the target wants: "fits" stands here for a job that can begin and end alone, and
+    the amount that lacks is the largest of all wants.
     """
     made = found.plan
     if made.capacity_bytes is None or made.headroom_bytes is None:
@@ -47,12 +50,23 @@ def capacity_text(found: Planned, card_bytes: int | None = None) -> str:
 
 
 def too_small_for(found: Planned) -> str:
-    """What of the target finds no room, in a word or two, whatever is changed of a step; empty where all of it does."""
-    if all(want.over_bytes <= 0 for want in _wants(found)[1:]):
+    """What beside a step finds no room, in a word or two, whatever is changed of a step; empty where all of it does."""
+    lacking = [want.name for want in _wants(found)[1:] if want.over_bytes > 0]
+    if not lacking:
         return ""
-    if _has_target_rank(found):
+    if TARGET_RANK in lacking:
         return TARGET_RANK
-    return "the target's pass" if _is_loaded(found) else "the target"
+    if not _is_loaded(found):
+        return "the target"
+    return "the target's pass" if PASS in lacking else "the evaluation"
+
+
+def changes_title(found: Planned) -> str:
+    """Of the changes that a plan advises: what they would do."""
+    if found.plan.step_verdict != "does not fit":
+        return LOWER
+    small = too_small_for(found)
+    return f"What would make {step_name(found)} fit; {small} does not" if small and found.switches else FIT
 
 
 def step_name(found: Planned) -> str:
@@ -60,20 +74,23 @@ def step_name(found: Planned) -> str:
 
 
 def what_helps(found: Planned) -> str:
-    """Where changes of a step alone do not help; empty where the target has room. A training loads the target even where
+    """Where changes of a step alone do not help; empty where all beside it has room. A training loads the target even where
     nothing is left to compute, so a card that its weights alone fill is too small.
     """
-    small = too_small_for(found)
-    match small:
+    more = "; and a change of the step, below" if found.plan.step_verdict == "does not fit" else ""
+    match too_small_for(found):
         case "":
             return ""
         case "the target":
             loaded = gib(target_loaded_bytes(found))
             return f"a larger card, and no change of a step: every training loads the target first, {loaded}, prepared or not"
         case "the target's pass":
-            more = "; and a change of the step, below" if found.plan.step_verdict == "does not fit" else ""
-            return f"hidden states made on a larger card, by the lines below{more}"
-        case _:
+            is_last = found.plan.evaluation_verdict == "does not fit"
+            last = f"; {WITHOUT}, as {AT_END} does not fit either" if is_last else ""
+            return f"hidden states made on a larger card, by the lines below{last}{more}"
+        case "the evaluation":
+            return f"{WITHOUT}, which leaves {AT_END} out{more}"
+        case small:
             return f"a larger card for {small}: what is changed below is of a drafter rank"
 
 
@@ -88,22 +105,30 @@ def prepared_elsewhere(found: Planned) -> list[str]:
 
 
 def target_items(found: Planned, *, is_whole: bool) -> list[tuple[str, str]]:
-    """The pass before training, and what the target takes that every training loads; where they have room only if `is_whole`."""
+    """The pass before training, what the target takes that every training loads, and the evaluation at the end; where they have
+    room only if `is_whole`."""
     made = found.plan
-    before = made.target_pass
-    is_bad = made.pass_verdict in ("does not fit", "tight")
-    if before is None or not (is_whole or is_bad or before.num_measured):
-        return []
-    size = f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded"
-    verdict = "" if not is_bad else ": tight" if made.pass_verdict == "tight" else ": does not fit, whatever is changed"
-    seen = _pass_seen(found)
-    items = [("target pass", f"{size}{verdict}{seen}" if seen else f"{size}, an estimate{verdict}")]
-    if not _is_loaded(found):
+    before, is_loaded = made.target_pass, _is_loaded(found)
+    items = []
+    if before is not None and (is_whole or before.num_measured or made.pass_verdict in _BAD):
+        size = f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded"
+        seen, verdict = _pass_seen(found), _worded(made.pass_verdict)
+        items.append(("target pass", f"{size}{verdict}{seen}" if seen else f"{size}, an estimate{verdict}"))
+    if before is not None and not is_loaded:
         loaded = gib(target_loaded_bytes(found))
         items.append(
             ("target load", f"{loaded} before the first step of every training, prepared or not: does not fit")
         )
+    if made.evaluation is not None and (is_whole or made.evaluation_verdict in _BAD):
+        size = f"{gib(made.evaluation_bytes)} at the end, decoding with the whole target"
+        told = "an estimate that no card has verified" if made.device == "cuda" else "an estimate"
+        items.append(("evaluation", f"{size}, {told}{_worded(made.evaluation_verdict)}; {WITHOUT} leaves it out"))
     return items
+
+
+def _worded(verdict: str | None) -> str:
+    """Behind a size, whether it has room; empty where it has, or nobody said how much there is."""
+    return {"tight": ": tight", "does not fit": ": does not fit, whatever is changed of a step"}.get(verdict or "", "")
 
 
 def _wants(found: Planned) -> list[Want]:
@@ -112,8 +137,12 @@ def _wants(found: Planned) -> list[Want]:
     if made.capacity_bytes is None:
         return [Want(step_name(found), 0)]
     wants = [Want(step_name(found), made.driver_bytes - made.capacity_bytes)]
-    if made.pass_verdict in ("does not fit", "tight"):
-        wants.append(Want(PASS, made.target_pass_bytes - made.capacity_bytes - made.reserve_bytes))
+    for name, verdict, size_bytes in (
+        (PASS, made.pass_verdict, made.target_pass_bytes),
+        (AT_END, made.evaluation_verdict, made.evaluation_bytes),
+    ):
+        if verdict in _BAD:
+            wants.append(Want(name, size_bytes - made.capacity_bytes - made.reserve_bytes))
     target = None if found.by_role is None else found.by_role.plan.target
     if target is not None:
         wants.append(Want(TARGET_RANK, target.driver_bytes - made.capacity_bytes))
