@@ -7,17 +7,17 @@ from pathlib import Path
 
 from orchestrator.actions.places import Places
 from orchestrator.errors import RunNotFound
-from orchestrator.follow.importing import PASSED_OVER, import_folder
+from orchestrator.follow.importing import PASSED_OVER, Tell, import_folder
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import RunRow
 from orchestrator.store.writes import Store
 from remote.rundir import RunDir, read_json
 
 
-def bring_in(places: Places, folder: Path) -> RunRow:
-    """Reads the folder into the database; a second time adds what is new and doubles nothing."""
+def bring_in(places: Places, folder: Path, *, tell: Tell = lambda text, size_bytes: None) -> RunRow:
+    """Reads the folder into the database; a second time adds what is new and doubles nothing. `tell`: as of `import_folder`."""
     with Store(places.db) as store:
-        return import_folder(store, folder)
+        return import_folder(store, folder, tell=tell)
 
 
 def read_so_far(places: Places, folder: Path) -> object | None:

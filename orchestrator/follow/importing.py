@@ -14,7 +14,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import UnionType
@@ -36,6 +36,7 @@ from remote.spec import ENTRIES
 from remote.wire import LATEST_S
 
 HOST = IMPORTED
+Tell = Callable[[str, int], None]
 _KINDS_OF_FILES = {
     stat.S_IFREG: "a file",
     stat.S_IFLNK: "a link",
@@ -47,15 +48,21 @@ PASSED_OVER = "passed_over"  # of an event: the name of what was not read
 CUT_SHORT = "its folder was not read to the end; import it again"
 
 
-def import_folder(store: Store, folder: Path) -> RunRow:
-    """The run of `folder`, stored. Raises DraftyardError when it is no run folder or its run is followed here."""
+def import_folder(store: Store, folder: Path, *, tell: Tell = lambda text, size_bytes: None) -> RunRow:
+    """The run of `folder`, stored; `tell` hears what comes next, and how many bytes of events and logs that are.
+
+    Raises DraftyardError when it is no run folder or its run is followed here.
+    """
     source = RunDir(folder.resolve())
     job = read_json(source.job_json)
     if job is None or not isinstance(job.get("run_id"), str):
         raise DraftyardError(f"{folder} is no run folder: it has no whole job.json with a run_id")
     row = _row(source, job)
     numbers = [attempt.number for attempt in source.attempts() if stat.S_ISDIR(attempt.root.lstat().st_mode)]
-    seen = {number: _seen(source, number, is_newest=number == max(numbers)) for number in numbers}
+    seen = {}
+    for number in numbers:
+        tell(f"looking at attempt {number} of {numbers[-1]}", 0)
+        seen[number] = _seen(source, number, is_newest=number == max(numbers))
     if not seen:
         raise DraftyardError(f"{folder} has no attempt: attempts/1 is the folder of the first; copy it whole")
     new = replace(row, created_s=_began_s(seen[min(seen)]))
@@ -67,7 +74,7 @@ def import_folder(store: Store, folder: Path) -> RunRow:
             )
         store.describe_run(run.id, workdir=str(source.root))  # a newer copy may lie elsewhere
         try:
-            _import_attempts(store, source, run, seen)
+            _import_attempts(store, source, run, seen, tell)
             _say_no_folders(store, source, run.id)
         finally:
             store.set_state(run.id, State.LOST, evidence=CUT_SHORT)  # where it has not ended by now
@@ -163,11 +170,12 @@ def _fits(due: Any, value: Any) -> bool:
     return due not in (str, int, bool, type(None)) or type(value) is due
 
 
-def _import_attempts(store: Store, source: RunDir, run: RunRow, seen: dict[int, Evidence]) -> None:
+def _import_attempts(store: Store, source: RunDir, run: RunRow, seen: dict[int, Evidence], tell: Tell) -> None:
     desk = Desk(store, store.reader, time.time)
     if run.attempt == 0 and run.state.is_final:
         store.mark(run.id, State.PENDING, why="its folder was imported again")
     for number, evidence in seen.items():
+        tell(f"reading attempt {number} of {max(seen)}", sum(file.size_bytes for file in evidence.files))
         if store.reader.run(run.id).attempt < number:
             store.new_attempt(run.id, number=number)  # the one before was judged, so it has ended
         _import_attempt(desk, source, run.id, number, evidence)

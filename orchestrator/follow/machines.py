@@ -49,7 +49,7 @@ def _strange(desk: Desk, run: RunRow, home: Mapping[str, Any], seen: Evidence) -
         return None
     if home["machine"] and seen.machine and home["machine"] != seen.machine:
         return "by its machine id"
-    began_s = next(row.created_s for row in desk.reader.attempts(run.id) if row.number == run.attempt)
+    began_s = desk.reader.attempts(run.id, run.attempt)[0].created_s
     if home["boot_id"] != seen.boot_id and desk.clock() - seen.uptime_s < began_s - CLOCKS_S:
         return "by its boot id, and was up before the run began"
     return None

@@ -285,7 +285,7 @@ def _note_facts(desk: Desk, run: RunRow, seen: Evidence) -> None:
 
 
 def _attempt(desk: Desk, run: RunRow) -> AttemptRow:
-    return next(row for row in desk.reader.attempts(run.id) if row.number == run.attempt)
+    return desk.reader.attempts(run.id, run.attempt)[0]
 
 
 def _judge(desk: Desk, run: RunRow, seen: Evidence, shell: StreamShell | None = None) -> Verdict | None:

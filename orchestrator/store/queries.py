@@ -93,7 +93,7 @@ ATTEMPTS = """
             WHERE s.run_key = a.run_key AND s.attempt = a.number) AS num_bad_lines,
         (SELECT coalesce(sum(num_unknown_events), 0) FROM streams s
             WHERE s.run_key = a.run_key AND s.attempt = a.number) AS num_unknown_events
-    FROM attempts a WHERE run_key = ? ORDER BY number"""
+    FROM attempts a WHERE run_key = ?1 AND (?2 IS NULL OR number = ?2) ORDER BY number"""
 
 # What live runs were promised at their launch.
 PROMISES = f"""

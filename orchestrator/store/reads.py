@@ -159,9 +159,9 @@ class Reader:
                 return Path(rows[0][0]) if rows[0][0] else None
         return None
 
-    def attempts(self, run_id: str) -> list[AttemptRow]:
-        """Oldest first."""
-        rows = self.database.all(queries.ATTEMPTS, (self._key(run_id),))
+    def attempts(self, run_id: str, number: int | None = None) -> list[AttemptRow]:
+        """Oldest first; or the one of that number."""
+        rows = self.database.all(queries.ATTEMPTS, (self._key(run_id), number))
         return [_build(AttemptRow, row, run_id=run_id, state=State(row["state"])) for row in rows]
 
     # ------------------------------------------------------------- metrics

@@ -20,13 +20,16 @@ from orchestrator.verbs.words_typed import RUN, TypedPath
 if TYPE_CHECKING:
     from orchestrator.actions import bringing, history, pulling
     from orchestrator.actions.pulling import Pulled
-    from orchestrator.verbs import leads
+    from orchestrator.store.rows import RunRow
+    from orchestrator.verbs import leads, progress
 else:
     bringing = lazy("orchestrator.actions.bringing")
     history = lazy("orchestrator.actions.history")
     pulling = lazy("orchestrator.actions.pulling")
     leads = lazy("orchestrator.verbs.leads")
+    progress = lazy("orchestrator.verbs.progress")
 
+LONG_BYTES = 2**28  # what takes more than some seconds to read
 # Reports of mouse, focus and size off, pasted text unmarked, lines wrap; kitty's keyboard protocol off, which each screen has
 # for itself, so before the main screen; cursor visible, colours off.
 RESET = (
@@ -94,7 +97,7 @@ def import_run(terminal: Terminal, folder: Path) -> None:
     What only its launch knew is in no such folder: git state, fingerprint, recipe file, versions, the plan.
     """
     before = bringing.read_so_far(terminal.places, folder)
-    run = bringing.bring_in(terminal.places, folder)
+    run = _brought_in(terminal, folder)
     has_news = bringing.read_so_far(terminal.places, folder) != before
     for line in bringing.passed_over(terminal.places, run.id):
         terminal.say(inert(line))
@@ -104,6 +107,23 @@ def import_run(terminal: Terminal, folder: Path) -> None:
         news = "" if before is None else "; with what is new" if has_news else "; nothing in it is new"
         terminal.lines([f"{run.id}  {state_cell(run).text}: {inert(run.evidence)}{news}"])
         terminal.lines(leads.next_steps(history.show(terminal.places, run.id)))
+
+
+def _brought_in(terminal: Terminal, folder: Path) -> RunRow:
+    """With progress from attempt to attempt; one that is long in itself has a line."""
+    shown = progress.Progress(terminal)
+
+    def tell(text: str, size_bytes: int) -> None:
+        if size_bytes < LONG_BYTES:
+            shown.show(text)
+            return
+        shown.end()
+        terminal.say(f"{text}, {gib(size_bytes)} of events and logs")
+
+    try:
+        return bringing.bring_in(terminal.places, folder, tell=tell)
+    finally:
+        shown.end()
 
 
 @verb("reset-term", exits=("0",), examples=["draftyard reset-term", "draftyard reset-term && draftyard watch"])

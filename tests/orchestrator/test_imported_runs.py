@@ -14,12 +14,15 @@ from orchestrator import cli
 from orchestrator.actions import bringing, history, jobs, pulling
 from orchestrator.actions.places import Places, find_places
 from orchestrator.errors import UsageError
-from orchestrator.store.rows import RunRow, State
+from orchestrator.store import reads
+from orchestrator.store.rows import AttemptRow, RunRow, State
 from orchestrator.store.writes import Store
+from orchestrator.verbs import files, progress
 from orchestrator.verbs.leads import next_steps
 from orchestrator.verbs.page import run_page
 from remote.rundir import RunDir, write_json
 from tests.orchestrator.runs import batch, event, steps, write_events
+from tests.orchestrator.yard import Yard
 
 CHECKPOINT = "checkpoints/step-00000350"
 REFUSED: dict[str, Callable[[Places, str], object]] = {
@@ -140,3 +143,24 @@ def test_the_checkpoint_of_an_imported_training_says_where_it_can_be_used(places
         f"# its checkpoint is {folder}/{CHECKPOINT}; to use it, type evaluate or export where it was launched"
         in offered
     )
+
+
+def test_an_import_of_many_attempts_tells_how_far_it_is_and_reads_no_row_of_another(
+    yard: Yard, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2, 9):
+        RunDir(folder).attempt(number).root.mkdir()
+    monkeypatch.setattr(progress, "SILENT_S", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(files, "LONG_BYTES", 3)
+    (RunDir(folder).attempt(5).root / "stdout.log").write_text("long")
+    built: list[type] = []
+    whole = reads._build
+    monkeypatch.setattr(reads, "_build", lambda row, *rest, **more: built.append(row) or whole(row, *rest, **more))
+
+    assert yard.run("import", str(folder)) == 0, yard.err
+
+    assert "looking at attempt 8 of 8\n" in yard.err
+    assert "reading attempt 2 of 8\nreading attempt 3 of 8\n" in yard.err
+    assert "reading attempt 5 of 8, 4 B of events and logs\n" in yard.err
+    assert built.count(AttemptRow) < 5 * 8, "each attempt's row is read for itself"
