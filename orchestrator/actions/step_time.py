@@ -20,8 +20,11 @@ from orchestrator.store.rows import Kind
 from orchestrator.units import duration
 from remote.plan import Plan
 from remote.plan.roles import roles_plan
+from remote.plan.sizes import holds_target
 from remote.plan.time import CEILING, CEILING_FLOP_PER_S
 from remote.spec import DFlashSpec
+
+SLOWER = "a card that does less takes as much longer"  # no rate of another card was measured
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,16 @@ def time_sentence(time: StepTime | None, spec: DFlashSpec, measurer: str = "") -
     """What is said of it on a page and on a screen. `measurer`: what `to_measure` says."""
     if time is None:
         return f"not measured yet: {measurer or to_measure(spec, None, host=None, has_gpu=None)}"
-    steps = f"{time_text(time.step_s)} a step, {time_text(time.total_s)} for all {time.num_steps:,}"
-    return f"{steps}; measured: {time.source}" if time.is_measured else f"a guess: at least {steps}; {time.source}"
+    all_of = f"{time_text(time.total_s)} for all {time.num_steps:,}{_not_counted(spec)}"
+    steps = f"{time_text(time.step_s)} a step, {all_of}; {'measured: ' if time.is_measured else ''}{time.source}"
+    return steps if time.is_measured else f"a guess: an H200 takes at least {steps}; {SLOWER}"
+
+
+def _not_counted(spec: DFlashSpec) -> str:
+    """What a training does beside its steps."""
+    has_pass = spec.roles.target == 0 and not holds_target(spec)
+    parts = [*(["the target's pass"] if has_pass else []), *(["the evaluation"] if spec.evaluate.at_end else [])]
+    return f" without {' and '.join(parts)}" if parts else ""
 
 
 def to_measure(spec: DFlashSpec, device: str | None, *, host: str | None, has_gpu: bool | None) -> str:

@@ -166,8 +166,9 @@ def plan(
     """Predict the memory of a training step, line by line, from the recipe alone, and its time. Nothing runs.
 
     The time is that of the newest training or smoke run of the same shape, where there is one (with --host: on that
-    host); else a guess: the least that its arithmetic takes at a measured card's best rate. What smoke runs and
-    trainings of the same shape took beyond their plan is a line of its own, and must fit as well.
+    host); else a guess: the least that its arithmetic takes at an H200's best rate, whatever the card. It is of the
+    steps alone. What smoke runs and trainings of the same shape took beyond their plan is a line of its own, and must
+    fit as well.
     """
     found = plans.plan_memory(
         terminal.places,

@@ -175,10 +175,10 @@ def _uses(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Change]:
     if rows:
         name = f"{rows['train']['rows_per_step']:,} rows at once"
         yield _Change(name, rows, False, "as many more rows a step, with another best rate")
-    longer = _doubled(spec, planned, lambda more: {"data": {"row_tokens": data.row_tokens * more}})
-    if longer:
-        name = f"rows of {longer['data']['row_tokens']:,} tokens"
-        yield _Change(name, longer, False, "longer documents stay whole; as many anchors on more tokens")
+    longer = 2 * data.row_tokens  # no further: how much room there is says nothing of how long documents are
+    if longer <= spec.drafter.max_position_embeddings:
+        gain = f"only documents longer than {data.row_tokens:,} tokens gain, which are cut there now; as many anchors on more tokens"
+        yield _Change(f"rows of {longer:,} tokens", {"data": {"row_tokens": longer}}, False, gain)
 
 
 def _rows(spec: DFlashSpec, more: int) -> _Fields:

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import Planned, effects, plan_memory
 from orchestrator.actions.recipes import compare
-from orchestrator.actions.step_time import StepTime, bound, measured
+from orchestrator.actions.step_time import StepTime, bound, measured, time_sentence
 from orchestrator.recipe import load_recipe
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document
@@ -179,9 +179,13 @@ def test_the_page_calls_a_bound_a_guess_and_a_measure_by_its_run(places: Places)
     unknown = plan_memory(places, "smollm2")
 
     lines = [_time_line(found) for found in (guessed, known, unknown)]
-    assert "a guess: at least 0.169 s a step" in lines[0]
+    assert "a guess: an H200 takes at least 0.169 s a step" in lines[0]
+    assert lines[0].endswith("the most that one H200 was measured to do; a card that does less takes as much longer")
     assert "797 TFLOP/s, the most that one H200 was measured to do" in lines[0]
-    assert "0.4 s a step, 4 h 26 min for all 40,000; measured: run kbbbbbbb on local, NVIDIA H200" in lines[1]
+    assert (
+        "0.4 s a step, 4 h 26 min for all 40,000 without the target's pass and the evaluation; measured: run kbbbbbbb on local, NVIDIA H200"
+        in lines[1]
+    )
     assert "not measured yet: draftyard smoke smollm2 -b ce does" in lines[2]
     assert plan_document(known)["time"]["is_measured"] is True
     assert plan_document(unknown)["time"] is None
@@ -240,3 +244,19 @@ def test_effects_compare_measured_with_measured_or_guess_with_guess(places: Plac
     step, whole = by_name["time of a step, measured"], by_name["time of all steps"]
     assert (step.left, step.right, step.unit) == (pytest.approx(0.4), pytest.approx(1.42), "s")
     assert whole.right == pytest.approx(1.42 * 40_000)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], "for all 700 without the target's pass and the evaluation; "),
+        (["evaluate.at_end=false"], "for all 700 without the target's pass; "),
+        (["data.hidden_states=online"], "for all 700 without the evaluation; "),
+        (["data.hidden_states=online", "evaluate.at_end=false"], "for all 700; "),
+    ],
+)
+def test_the_time_of_all_steps_names_what_a_training_does_beside_them(overrides: list[str], told: str) -> None:
+    spec = load_recipe("smollm2").resolve("ce", overrides).spec
+    assert isinstance(spec, DFlashSpec)
+
+    assert told in time_sentence(StepTime(0.5, 700, True, "run k"), spec)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from remote.coherence import cross_field_errors
 from remote.plan import plan
-from remote.plan.advice import nearest_fits
+from remote.plan.advice import nearest_fits, uses
 from remote.ranges import range_errors
 from remote.spec import DFlashSpec, NoiseSpec, OptimSpec, dump, parse
 from tests.remote.specs import tiny_spec
@@ -77,3 +77,17 @@ def typed(spec: DFlashSpec, overrides: tuple[str, ...]) -> DFlashSpec:
         kind = type(getattr(old, name))
         spec = replace(spec, **{section: replace(old, **{name: kind(value)})})
     return spec
+
+
+@pytest.mark.parametrize(("most", "doubled"), [(95, None), (96, 96), (4096, 96)])
+def test_longer_rows_are_offered_once_doubled_and_no_longer_than_the_drafter_serves(
+    most: int, doubled: int | None
+) -> None:
+    """Memory would have rows of 768: it knows nothing of how long documents are, which alone gain by it."""
+    spec = tiny_spec(drafter={"max_position_embeddings": most}, evaluate={"at_end": False})
+    found = uses(spec, partial(plan, capacity_bytes=64 * 2**30))
+
+    longer = [use for use in found if "data.row_tokens" in use.overrides[0]]
+    assert [use.overrides for use in longer] == ([] if doubled is None else [(f"data.row_tokens={doubled}",)])
+    assert all("documents longer than 48 tokens" in use.caution for use in longer)
+    assert not any(error for use in found for error in cross_field_errors(use.spec))
