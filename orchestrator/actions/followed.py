@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.actions.history import open_reader
 from orchestrator.actions.places import Places
 from orchestrator.lazy import lazy
+from orchestrator.store.faults import has_no_quota_left
 from orchestrator.store.rows import RunRow
 from orchestrator.units import duration, format_size
 
@@ -33,7 +34,7 @@ def unfollowed_s(places: Places, runs: Iterable[RunRow], *, now_s: float) -> flo
 
 
 def unwritten(places: Places, runs: Iterable[RunRow], *, now_s: float) -> str | None:
-    """Why nothing new comes of the live ones among these runs, and what to do, where their database's disk is full.
+    """Why nothing new comes of the live ones among these runs, and what to do, where their database's disk is full, or a quota.
 
     A follower that lives cannot say so: neither the database nor its own log takes a word then.
     """
@@ -42,13 +43,18 @@ def unwritten(places: Places, runs: Iterable[RunRow], *, now_s: float) -> str | 
         left_bytes = shutil.disk_usage(places.db.parent).free
     except OSError:
         return None
-    if silent_s <= FOLLOWER_STARTS_S or left_bytes >= ROOM_BYTES:
+    if silent_s <= FOLLOWER_STARTS_S:
         return None
-    told = (
-        f"the disk of {places.db} is full ({format_size(left_bytes)} left), so nothing new of live runs is written, for"
-    )
-    repair = f"make room there (df {shlex.quote(str(places.db.parent))}), and what they did meanwhile is read"
-    return f"{told} {duration(silent_s)}; {repair}"
+    if left_bytes < ROOM_BYTES:
+        what = f"the disk of {places.db} is full ({format_size(left_bytes)} left)"
+        repair = f"make room there (df {shlex.quote(str(places.db.parent))})"
+    elif has_no_quota_left(places.db.parent):
+        what = f"the quota on the disk of {places.db} is used up"
+        repair = "make room there, or have it raised (quota -s)"
+    else:
+        return None
+    told = f"{what}, so nothing new of live runs is written, for {duration(silent_s)}"
+    return f"{told}; {repair}, and what they did meanwhile is read"
 
 
 def _silent_s(places: Places, runs: Iterable[RunRow], now_s: float) -> float:

@@ -14,8 +14,15 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
+from orchestrator.lazy import lazy
+
+if TYPE_CHECKING:
+    import tempfile
+else:
+    tempfile = lazy("tempfile")
 
 OURS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
 ELSEWHERE = "--db or DRAFTYARD_DB names another file"
@@ -39,6 +46,7 @@ _ADVICE = {
     sqlite3.SQLITE_NOTADB: "it was not written by this program, or it is damaged: move it away to begin anew",
 }
 _REFUSED = "SQLite refuses what was asked of it: a shorter filter may do, anything else is a fault of draftyard"
+_QUOTA = "the quota there is used up: make room, or have it raised (quota -s), then say it again"
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 ROOM_BYTES = 64 * 1024  # what SQLite's shared memory grows by, and a page
 _PASSING_OS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -72,10 +80,25 @@ def store_error(path: Path, error: Exception) -> StoreError:
     if code == sqlite3.SQLITE_READONLY and (log := _unread_log(path)) is not None:
         both = shlex.join([str(path.resolve()), str(log)])  # under their own names, behind a link too
         advice = _UNREAD.format(log=log, both=both)
+    if code == sqlite3.SQLITE_IOERR and has_no_quota_left(path.parent):
+        advice = _QUOTA
     if str(error).startswith(("no such table", "no such column")):
         advice = "it was not written by this program: move it away to begin anew"
     told = f"{path}: {error}; {advice}; {ELSEWHERE}"
     return StoreError(told, is_passing=code in _PASSING)
+
+
+def has_no_quota_left(folder: Path) -> bool:
+    """Whether the system takes ROOM_BYTES more there from nobody like us: how much is left a disk does not tell of a quota.
+
+    Of a file without a name, so nothing is left of it. False where it cannot be told.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            os.posix_fallocate(stream.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        return error.errno == errno.EDQUOT
+    return False
 
 
 def _os_words(error: OSError) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from orchestrator.actions import life
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.wishes import kill_in_s
 from orchestrator.errors import NotFinished, StoreError
+from orchestrator.store.faults import store_error
 from orchestrator.store.rows import IntentRow, RunRow, State
 from orchestrator.store.writes import Store
 from tests.orchestrator.runs import RUN, new_run, started
@@ -143,6 +146,33 @@ def test_who_leaves_a_run_that_has_ended_is_not_told_that_it_goes_on(
     assert yard.run("wait", RUN) == 130
     assert (f"run {RUN} has ended, failed: draftyard show {RUN}" in yard.err) is has_ended
     assert ("the run goes on; come back with one of:" in yard.err) is not has_ended
+
+
+@pytest.mark.parametrize("error_number", [errno.EDQUOT, errno.EOPNOTSUPP])
+def test_waiting_beside_a_used_up_quota_says_why_nothing_comes(
+    places: Places, monkeypatch: pytest.MonkeyPatch, error_number: int
+) -> None:
+    """The disk has room, and not for this user. A file system that reserves none says nothing about it."""
+    with Store(places.db, clock=lambda: time.time() - 300) as store:
+        started(store, "kxxxfull")
+
+    def refused(descriptor: int, offset: int, num_bytes: int) -> None:
+        raise OSError(error_number, os.strerror(error_number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refused)
+
+    with pytest.raises(NotFinished) as told:
+        life.wait(places, "kxxxfull", timeout_s=0.1)
+
+    is_told = (
+        f"the quota on the disk of {places.db} is used up, so nothing new of live runs is written, for 5 min"
+        in str(told.value)
+    )
+    assert is_told is (error_number == errno.EDQUOT)
+    assert {path.name.split("-")[0] for path in places.db.parent.iterdir()} <= {"runs.db", "logs"}
+    written = sqlite3.OperationalError("disk I/O error")
+    written.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    assert ("quota" in str(store_error(places.db, written))) is is_told
 
 
 def test_waiting_beside_a_full_disk_says_why_nothing_comes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
