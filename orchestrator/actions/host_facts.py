@@ -26,7 +26,7 @@ from orchestrator.actions.installing import (
 from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Kind
 from orchestrator.units import counted, format_duration, format_size
-from remote.plan import plan
+from remote.plan import Plan, plan
 from remote.plan.roles import roles_plan
 from remote.probe import oldest_driver
 from remote.spec import DFlashSpec, Spec
@@ -172,6 +172,7 @@ def choose_gpus(
     promised: Mapping[str, str] = NOTHING,
     kind: Kind = Kind.TRAIN,
     num_gpus: int | None = None,
+    seen: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[str, ...]:
     """The GPUs a job gets, by UUID or index: those named, else the `num_gpus` emptiest (None: those of life.num_gpus).
     None where the host has none.
@@ -179,6 +180,7 @@ def choose_gpus(
     `promised`: GPU -> the live run that has it, though it may not show on the card yet. Raises GpuBusy when a named
     one is not there or promised, when too few are left, when somebody else holds one (listed by nvidia-smi or not), or
     when less is free than the plan needs; only training and smoke are planned, other kinds of job take less.
+    `seen`: what runs took beyond that plan, by stage, as `remote.plan.plan` has it.
     """
     gpus = list(facts.get("gpus") or [])
     if not gpus and not wanted:
@@ -197,7 +199,7 @@ def choose_gpus(
             f"host {host}: somebody holds memory of the GPUs for this job:\n{told}\n  name others with --gpus, or wait"
         )
     if kind in (Kind.TRAIN, Kind.SMOKE):
-        _refuse_too_full(chosen, spec, host)
+        _refuse_too_full(chosen, spec, host, seen)
     return tuple(str(gpu.get("uuid") or gpu["index"]) for gpu in sorted(chosen, key=lambda gpu: gpu["index"]))
 
 
@@ -338,22 +340,31 @@ def unlisted(gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     return [f"GPU {gpu['index']}: {used / 2**30:.2f} of {total / 2**30:.2f} GiB are held {who}"]
 
 
-def _refuse_too_full(chosen: Sequence[Mapping[str, Any]], spec: Spec, host: str) -> None:
+def _refuse_too_full(
+    chosen: Sequence[Mapping[str, Any]], spec: Spec, host: str, seen: Mapping[str, Sequence[int]] | None
+) -> None:
     """Where an empty card would do and this one does not. One that is too small altogether is told by its smoke run."""
     if not isinstance(spec, DFlashSpec):
         return
     are_hopper = all(is_hopper(str(gpu.get("name"))) for gpu in chosen)
-    made = plan(spec, device="cuda", is_hopper=are_hopper)
-    by_role = roles_plan(spec, made)  # which card gets which role is not told here: the larger one counts
-    need_bytes = max(role.driver_bytes for role in by_role.each) if by_role else made.driver_bytes
+    alone, learnt = (
+        _need_bytes(plan(spec, device="cuda", is_hopper=are_hopper, residuals=each), spec) for each in (None, seen)
+    )
     for gpu in chosen:
         total = gpu.get("total_bytes") or 0
         free = total - (gpu.get("used_bytes") or 0)
-        if free < need_bytes <= total:
+        need_bytes = max((size for size in (alone, learnt) if size <= total), default=0)
+        measured = f", {format_size(need_bytes - alone)} of it as runs took more" if need_bytes > alone else ""
+        if free < need_bytes:
             raise GpuBusy(
-                f"host {host}: the job needs {need_bytes / 2**30:.2f} GiB by its plan, and GPU {gpu['index']} has "
+                f"host {host}: the job needs {need_bytes / 2**30:.2f} GiB by its plan{measured}, and GPU {gpu['index']} has "
                 f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB free, {format_size(need_bytes - free)} too few\n  name another with --gpus, or wait"
             )
+
+
+def _need_bytes(made: Plan, spec: DFlashSpec) -> int:
+    by_role = roles_plan(spec, made)  # which card gets which role is not told here: the larger one counts
+    return max(role.driver_bytes for role in by_role.each) if by_role else made.driver_bytes
 
 
 def _package(facts: Mapping[str, Any], name: str) -> str | None:

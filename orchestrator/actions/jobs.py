@@ -282,7 +282,8 @@ def _rehearsal(
     with open_reader(places) as reader:
         refuse_namesakes(reader, settled, here=places.hosts_file)
         lot = Lot(settled, site)
-        gpus, mark = inspect(lot, lambda choose: choose({**reader.promised_gpus(host), **own}), cap_bytes=cap_bytes)
+        promised = {**reader.promised_gpus(host), **own}
+        gpus, mark = inspect(lot, lambda choose: choose(promised), reader, cap_bytes=cap_bytes)
         rows = [row for row in reader.evidence(recipe=spec.recipe) if row.branch == spec.branch]
     found = gate.verdict(rungs, rows, mark)
     repair = repair_of_node(settled, gpus)

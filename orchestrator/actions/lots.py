@@ -24,6 +24,7 @@ from orchestrator.actions.installing import install_command
 from orchestrator.actions.order import Settled
 from orchestrator.actions.plans import usual_device
 from orchestrator.actions.readiness import refuse_shared_folders, refuse_unready
+from orchestrator.actions.residuals import residuals
 from orchestrator.actions.site import Site, open_site
 from orchestrator.actions.spread import arithmetic, num_ranks
 from orchestrator.actions.telling import Tell
@@ -71,20 +72,24 @@ def opened(settled: Settled, tell: Tell) -> Iterator[list[Lot]]:
 
 
 def inspect(
-    lot: Lot, take: Take, *, kind: str = Kind.TRAIN, cap_bytes: int | None = None
+    lot: Lot, take: Take, reader: Reader, *, kind: str = Kind.TRAIN, cap_bytes: int | None = None
 ) -> tuple[tuple[str, ...], gate.Fingerprint]:
     """The GPUs the job gets and the fingerprint of what would run. Raises MissingDependency, NoGpu or GpuBusy."""
     settled, facts = lot.settled, lot.site.facts
     require(facts, settled.spec, host=lot.name, python=lot.site.place.python)
     if kind in (Kind.TRAIN, Kind.SMOKE):
         refuse_cardless(lot)
-    gpus = take(choice(lot, kind))
+    gpus = take(choice(lot, kind, reader))
     seen = gate_facts(facts, gpus)
     mark = gate.fingerprint(settled.spec, tree_hash=settled.tree.hash, host=seen, env=settled.env, cap_bytes=cap_bytes)
     return gpus, mark
 
 
-def choice(lot: Lot, kind: str) -> Choose:
+def choice(lot: Lot, kind: str, reader: Reader) -> Choose:
+    """`reader` tells what runs on that host took beyond their plans, as `plan --host` counts it."""
+    spec = lot.settled.spec
+    seen = residuals(reader, spec, device="cuda", host=lot.name).by_stage if isinstance(spec, DFlashSpec) else {}
+
     def choose(promised: Mapping[str, str]) -> tuple[str, ...]:
         facts, settled = lot.site.facts, lot.settled
         return choose_gpus(
@@ -95,6 +100,7 @@ def choice(lot: Lot, kind: str) -> Choose:
             promised=promised,
             kind=Kind(kind),
             num_gpus=settled.num_gpus,
+            seen=seen,
         )
 
     return choose

@@ -210,13 +210,13 @@ def resend(
             refuse_leftovers(store, lot.site, run)
         refuse_lost_checkpoints(store, lots[0].site, run)
         say_company(store.reader, lots, tell, run_id=run.id)
-        how = {"after": run.attempt, "retry": retry, "choose": choice(lots[0], run.kind)}
+        how = {"after": run.attempt, "retry": retry, "choose": choice(lots[0], run.kind, store.reader)}
         attempt = new_attempt(store, run, tell=tell, launcher=this_process(), **how)
         with outcome(store, run.id, attempt=attempt, tell=tell):
             tell(f"starting attempt {attempt} of run {run.id}: {begin}")
             store.keep_document(run.id, Document.HOSTS_FILE, str(places.hosts_file))
             for lot in lots[1:]:
-                store.promise_gpus(run.id, choice(lot, run.kind), host=lot.name)
+                store.promise_gpus(run.id, choice(lot, run.kind, store.reader), host=lot.name)
         begun.launched = _start(store, lots, run, attempt, (commands, trees), tell=tell)
         return begun.launched
 
@@ -226,9 +226,8 @@ def _on_sites(store: Store, run: RunRow, task: Task, lots: Sequence[Lot], *, tel
     cards: list[Card] = []
     for lot in lots:
         host = None if lot is lots[0] else lot.name
-        gpus, mark = inspect(
-            lot, partial(store.promise_gpus, run.id, host=host), kind=task.kind, cap_bytes=task.cap_bytes
-        )
+        take = partial(store.promise_gpus, run.id, host=host)
+        gpus, mark = inspect(lot, take, store.reader, kind=task.kind, cap_bytes=task.cap_bytes)
         unmet += tuple(item for item in _ask_the_gate(store, lot, task, mark, gpus) if item not in unmet)
         if host is None:
             _describe(store, run, lot, mark, gpus, task)

@@ -210,7 +210,8 @@ def test_what_a_desktop_draws_is_nobody_in_the_way() -> None:
 
 
 def test_a_card_with_less_free_than_the_plan_needs_is_refused_with_both_numbers() -> None:
-    need = plan(_spec(), device="cuda").driver_bytes
+    made = plan(_spec(), device="cuda")
+    need, peak = made.driver_bytes, made.peak.name
     short = {**_gpu(0, used=2**29), "total_bytes": need + 2**28}
     small = {**_gpu(0, used=2**26), "total_bytes": need - 2**29}
 
@@ -218,6 +219,15 @@ def test_a_card_with_less_free_than_the_plan_needs_is_refused_with_both_numbers(
         GpuBusy, match=rf"{need / 2**30:.2f} GiB by its plan, and GPU 0 has {(need - 2**28) / 2**30:.2f}"
     ):
         choose_gpus(_facts(short), [], _spec(), host="gpu")
+    enough = {**short, "used_bytes": 2**26}
+    assert choose_gpus(_facts(enough), [], _spec(), host="gpu")
+    with pytest.raises(GpuBusy, match=r"GiB by its plan, 0\.21 GiB of it as runs took more, and GPU 0 has"):
+        choose_gpus(_facts(enough), [], _spec(), host="gpu", seen={peak: [100 * 2**20, 210 * 2**20], "load": [0]})
+    with pytest.raises(
+        GpuBusy, match="GiB by its plan, and GPU 0 has"
+    ):  # more than the whole card: the gate's business
+        choose_gpus(_facts(short), [], _spec(), host="gpu", seen={peak: [2**30]})
+    assert choose_gpus(_facts(enough), [], _spec(), host="gpu", seen={peak: [2**30]})
     nearly = {**short, "used_bytes": 2**28 + 1}
     with pytest.raises(GpuBusy, match="GiB free, 1 B too few"):
         choose_gpus(_facts(nearly), [], _spec(), host="gpu")

@@ -11,17 +11,20 @@ import click
 import pytest
 
 from orchestrator.actions import history
+from orchestrator.actions.host_facts import GpuBusy
+from orchestrator.actions.lots import choice
 from orchestrator.actions.places import Places, find_places
 from orchestrator.actions.plans import plan_body, plan_memory
 from orchestrator.actions.shape import shape_of
 from orchestrator.recipe import load_recipe
-from orchestrator.store.rows import Document
+from orchestrator.store.rows import Document, Kind
 from orchestrator.store.writes import Store
 from orchestrator.verbs.measured import ladder, memory
 from orchestrator.verbs.plan_page import plan_document, plan_page
 from remote.plan import Plan, plan
 from remote.spec import DFlashSpec, dump
 from tests.orchestrator.runs import again, batch, event, started
+from tests.orchestrator.test_lots import lot
 
 GIB, MIB = 2**30, 2**20
 H200 = "NVIDIA H200 150754820096 bytes"
@@ -232,6 +235,24 @@ def test_of_ranks_by_role_only_a_drafters_peaks_are_held_against_a_drafters_plan
     step = plan_memory(places, "smollm2", overrides=SPLIT).plan.stage("step")
 
     assert (step.unexplained_bytes, step.num_measured) == (5 * MIB, 1)
+
+
+def test_a_launch_counts_what_runs_took_on_that_host_as_its_plan_does(places: Places) -> None:
+    """Else a card that somebody else holds a part of is let through by a plan that is known to be too low."""
+    made = _planned(device="cuda")
+    _trained(places, "taaaaaaa", _beyond(made.peak.name, 300 * MIB, device="cuda"), gpu=H200, host="gpu")
+    place = lot("gpu", boot_id="one", cards=("GPU-a",))
+    card = {"index": 0, "uuid": "GPU-a", "total_bytes": made.driver_bytes + GIB, "used_bytes": GIB - 100 * MIB}
+    place = replace(
+        place, settled=replace(place.settled, spec=_spec()), site=replace(place.site, facts={"gpus": [card]})
+    )
+    elsewhere = replace(place, site=replace(place.site, host=replace(place.site.host, name="other")))
+    elsewhere = replace(elsewhere, settled=replace(place.settled, host=elsewhere.site.host))
+
+    with Store(places.db) as store:
+        with pytest.raises(GpuBusy, match="of it as runs took more"):
+            choice(place, Kind.TRAIN, store.reader)({})
+        assert choice(elsewhere, Kind.TRAIN, store.reader)({}) == ("GPU-a",)
 
 
 # ------------------------------------------------------------------------------ the target's pass
