@@ -84,6 +84,9 @@ class Evidence:
     job_alive: bool = False  # likewise the job's first process; where the folder is gone, any process of the attempt
     rebooted: bool = False  # the host, or the container that it is, has started anew since the attempt began
     exit: dict[str, Any] | None = None  # exit.json
+    hidden: dict[str, Any] | None = (
+        None  # without an exit file: where its host found secrets in the logs, told last of all
+    )
     is_copy: bool = False  # of a folder that was brought from elsewhere, where its processes may live on
     files: tuple[EventFile, ...] = ()  # every file of the attempt
 
@@ -91,6 +94,10 @@ class Evidence:
     def nothing(cls) -> Evidence:
         """Of a folder that could not be looked into."""
         return cls(attempt=None, boot_id="", uptime_s=0.0, host_time_s=0.0, disk_free_bytes=None)
+
+    def last_words(self) -> dict[str, Any]:
+        """Of its supervisor; where that was killed, what its host could still tell in its place."""
+        return self.exit or ({"hidden": self.hidden} if self.hidden else {})
 
     def file(self, name: str) -> EventFile | None:
         return next((file for file in self.files if file.name == name), None)

@@ -1,6 +1,6 @@
 """Where we work on a host: absolute paths, the interpreter, and running our one-file scripts there.
 
-The scripts of `remote/` that a bare host must run (receive, probe, processes, sweep, reach) are sent as text with the
+The scripts of `remote/` that a bare host must run (receive, probe, processes, sweep, reach, hiding) are sent as text with the
 command, each with the files of ours that it imports, so they run where nothing of ours lies yet.
 """
 
@@ -38,6 +38,7 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "sweep": _BARE,
     "probe": (),
     "reach": _BARE,
+    "hiding": _BARE,
     "ready": (),
 }
 # How several files travel as one text: each module is made by hand before the one that imports it.

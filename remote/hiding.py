@@ -3,6 +3,10 @@
 Such values have no shape to know them by, so they are known by value: the supervisor names their variables to the
 job, and the reporters of both look them up in their own environment. What the job prints is not touched.
 
+    python3 - RUN_DIR ATTEMPT    where they stand in the logs of an attempt whose supervisor was killed
+
+does what such a supervisor would have done: tells it as JSON, then takes the env file away.
+
 By names, kinds and paths a reader finds, counts and decides: these stay as they are, or a checkpoint would be looked for
 where none is.
 """
@@ -12,10 +16,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
+
+from remote.rundir import RunDir, read_json
 
 NAMES = "DRAFTYARD_SECRETS"  # names of variables, a blank between two
 HIDDEN = "[hidden]"
@@ -85,7 +93,9 @@ def spans_in(logs: Mapping[str, Path], secrets: re.Pattern[str] | None) -> dict[
 
 def _spans(log: Path, secrets: re.Pattern[bytes]) -> list[list[int]]:
     try:
-        with log.open("rb") as stream:
+        with os.fdopen(os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                return []
             begin = max(0, stream.seek(0, os.SEEK_END) - LOG_END_BYTES)
             stream.seek(begin)
             content = stream.read(LOG_END_BYTES)
@@ -101,3 +111,23 @@ def _spans(log: Path, secrets: re.Pattern[bytes]) -> list[list[int]]:
             found.append([begin + match.start(), end])
     older, newest = found[:-MOST_SPANS], found[-MOST_SPANS:]
     return [[older[0][0], older[-1][1]], *newest] if older else newest
+
+
+def left_places(run: RunDir, number: int) -> dict[str, list[list[int]]]:
+    """`spans_in` of an attempt by the env file that lies in its run's folder; empty where none does."""
+    given = {str(name): str(value) for name, value in (read_json(run.env_file) or {}).items()}
+    plain = (read_json(run.spec_json) or {}).get("env")
+    names = secret_names(given, plain if isinstance(plain, dict) else {})
+    logs = {"stdout": run.attempt(number).stdout_log, "stderr": run.attempt(number).stderr_log}
+    return spans_in(logs, secrets_of({**given, NAMES: names}))
+
+
+def main(arguments: list[str]) -> int:
+    run = RunDir(Path(arguments[0]))
+    sys.stdout.write(json.dumps({"hidden": left_places(run, int(arguments[1]))}) + "\n")
+    run.env_file.unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -45,7 +45,7 @@ def writers(seen: Evidence) -> tuple[str, ...]:
 
 def end_part(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict) -> None:
     """Keeps how the run has ended on this host; with the last of them the run has ended."""
-    end = nodes.End(run.node, run.host, verdict, seen.exit or {}, writers(seen), _proof(desk, run, seen, verdict))
+    end = nodes.End(run.node, run.host, verdict, seen.last_words(), writers(seen), _proof(desk, run, seen, verdict))
     desk.store.end_node(run.id, run.node, run.attempt, end.dump())
     _say_torn(desk, run, seen)
     conclude_all(desk, run)
@@ -92,7 +92,7 @@ def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *,
 def _explained(desk: Desk, run: RunRow, seen: Evidence, *, is_stop: bool) -> Failure | None:
     """Keeps why it ended so; the first cause. A job wrote that evidence: a fault over it is told, and stands for the cause."""
     try:
-        failures = causes(_findings(desk, run, seen.exit))
+        failures = causes(_findings(desk, run, seen.last_words()))
         return _kept(desk, run, failures, is_stop=is_stop)
     except (StoreError, sqlite3.Error):  # the verdict wants the store as well: both at the next look
         raise
@@ -137,7 +137,7 @@ def _wants_retry(desk: Desk, run: RunRow, state: State, reason: str | None) -> b
     return run.attempt <= rules.retries and word in rules.retry_on
 
 
-def _findings(desk: Desk, run: RunRow, exit_file: Mapping[str, Any] | None) -> Findings:
+def _findings(desk: Desk, run: RunRow, exit_file: Mapping[str, Any]) -> Findings:
     told = [
         Told(writer=row.writer, at_s=row.at_s, fields=row.fields)
         for row in desk.reader.events(run.id, kinds=["failure"])
@@ -146,9 +146,9 @@ def _findings(desk: Desk, run: RunRow, exit_file: Mapping[str, Any] | None) -> F
     spec = json.loads(desk.reader.document(run.id, Document.SPEC) or "{}")
     return Findings(
         told=told,
-        stderr=_tail(desk, run, "stderr", exit_file or {}),
-        stdout=_tail(desk, run, "stdout", exit_file or {}),
-        exit_file=exit_file or {},
+        stderr=_tail(desk, run, "stderr", exit_file),
+        stdout=_tail(desk, run, "stdout", exit_file),
+        exit_file=exit_file,
         grows_segments=grows_segments(spec.get("env") or {}),
     )
 

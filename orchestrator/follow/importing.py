@@ -31,6 +31,7 @@ from orchestrator.store.faults import told_plainly
 from orchestrator.store.rows import IMPORTED, Document, Kind, NewRun, RunRow, State
 from orchestrator.store.run_id import check_run_id
 from orchestrator.store.writes import Store
+from remote.hiding import left_places
 from remote.rundir import RunDir, read_json, writer_of
 from remote.spec import ENTRIES
 from remote.wire import LATEST_S
@@ -239,4 +240,5 @@ def _seen(source: RunDir, number: int, *, is_newest: bool) -> Evidence:
     """
     seen = observe(LocalShell(), str(source.root), attempt=number)
     seen = replace(seen, supervisor_alive=False, job_alive=False, rebooted=False, is_claimed=True, disk_free_bytes=None)
-    return replace(seen, is_copy=is_newest)
+    hidden = left_places(source, number) if seen.exit is None else None
+    return replace(seen, is_copy=is_newest, hidden=hidden)

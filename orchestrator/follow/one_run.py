@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator import launch, launcher
 from orchestrator.errors import DraftyardError, HostError
-from orchestrator.follow import nodes
+from orchestrator.follow import nodes, secrets
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.ending import conclude_all, end_part, end_with_cause, rules_of, writers
 from orchestrator.follow.machines import refuse_stranger
@@ -367,7 +367,7 @@ def _settle(desk: Desk, shell: StreamShell, run: RunRow, caught: Caught) -> Look
             if seen.supervisor_alive:  # it came up too late; nobody waits for it any more
                 _refusal(shell, run, grace_s=rules_of(desk, run).grace_s)
             if seen.exit is None:  # no supervisor has taken its secrets away
-                shell.run(["rm", "-f", f"{run_folder(run)}/env"])
+                seen = replace(seen, hidden=secrets.taken(shell, run, run_folder(run), seen))
             if run.more_hosts:
                 end_part(desk, run, seen, verdict)
             else:

@@ -1,18 +1,23 @@
-"""What a launch that was killed left for a job that never came: its secrets, taken away from each of the run's hosts.
+"""Secrets that lie on a host where no supervisor lives to take them away.
 
-Such a run is settled without asking a host, so that is done apart: at once where the host answers, else when it is
-next followed.
+What a launch that was killed left for a job that never came, on each of the run's hosts: such a run is settled without
+asking a host, so that is done apart, at once where the host answers, else when it is next followed. And what a killed
+supervisor left: the host tells by it where secrets stand in the logs, as the exit file would have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from orchestrator.errors import DraftyardError, HostError
 from orchestrator.follow.desk import Desk
 from orchestrator.launcher import LAUNCH_KILLED
+from orchestrator.observe import Evidence
 from orchestrator.shell.stream import StreamShell
 from orchestrator.store.rows import RunRow, State
+from orchestrator.workplace import Workplace, run_script
 
 MOST_AT_ONCE = 500  # of the newest: they travel in one command
 
@@ -23,6 +28,21 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 """
+
+
+def taken(shell: StreamShell, run: RunRow, folder: str, seen: Evidence) -> dict[str, Any] | None:
+    """Where secrets stand in the logs of an attempt without an exit file, before they are taken away; None where its host
+    cannot tell. Raises HostError when it does not answer.
+    """
+    place = Workplace(str(run.workdir), str((seen.supervisor or {}).get("python") or "python3"), "")
+    try:
+        hidden = run_script(shell, place, "hiding", [folder, str(run.attempt)]).get("hidden")
+    except HostError:
+        raise
+    except DraftyardError:  # no Python there any more; what it could not tell it could not take away
+        shell.run(["rm", "-f", f"{folder}/env"])
+        return None
+    return hidden if isinstance(hidden, dict) else None
 
 
 @dataclass

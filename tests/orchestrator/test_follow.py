@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,7 @@ class Site:
         kind: str = "train",
         grace_s: float = 2.0,
         gpus: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
         **rules: Any,
     ) -> str:
         workdir = self.place.work_dir
@@ -88,7 +89,7 @@ class Site:
         job = launch.Job(
             run_id, kind, attempt, (sys.executable, *argv), str(TREE), spec_json="{}", grace_s=grace_s, gpus=gpus
         )
-        launch.start(LocalShell(), self.place, job)
+        launch.start(LocalShell(), self.place, replace(job, env=env or {}))
         return run_id
 
     def follow(self, **options: Any) -> None:
@@ -408,6 +409,24 @@ def test_everything_killed_without_an_exit_file_is_lost(site: Site) -> None:
     assert not secrets.exists()
     assert run.state == State.LOST
     assert run.evidence.startswith("supervisor and job are gone without an exit file")
+
+
+def test_of_a_killed_supervisor_the_host_still_tells_where_secrets_stand_in_the_log(site: Site, tmp_path: Path) -> None:
+    """Its last words came when nobody was left to write an exit file, and whoever follows knows no such value."""
+    asks = "import os, pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists():\n    time.sleep(0.02)\n"
+    raises = "raise RuntimeError('401 for ' + os.environ['PW'])\n"
+    run_id = site.start("told", "-c", asks + raises, str(tmp_path / "go"), kind="script", env={"PW": "a canary"})
+    os.kill(_supervisor(site, run_id), signal.SIGKILL)
+    (tmp_path / "go").touch()
+
+    site.follow()
+
+    run = site.run(run_id)
+    assert run.state is State.LOST
+    assert run.evidence.endswith("; RuntimeError: 401 for [hidden]")
+    with contextlib.closing(sqlite3.connect(site.store.path)) as connection:
+        assert "a canary" not in "\n".join(connection.iterdump())
+    assert not Path(site.place.run_dir(run_id), "env").exists()
 
 
 @pytest.mark.slow

@@ -145,6 +145,23 @@ def test_the_checkpoint_of_an_imported_training_says_where_it_can_be_used(places
     )
 
 
+def test_a_secret_whose_file_came_along_is_not_in_the_cause_of_an_attempt_without_an_exit_file(
+    places: Places, folder: Path
+) -> None:
+    copy = RunDir(folder)
+    copy.attempt(2).root.mkdir()
+    write_json(copy.env_file, {"PW": "a canary"})
+    crash = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nRuntimeError: 401 for a canary\n'
+    copy.attempt(1).stderr_log.write_text(crash)
+
+    run = bringing.bring_in(places, folder)
+
+    with Store(places.db) as store:
+        told = [failure.message for failure in store.reader.failures(run.id)]
+    assert told == ["RuntimeError: 401 for [hidden]"]
+    assert copy.env_file.exists()  # it is the person's
+
+
 def test_an_import_of_many_attempts_tells_how_far_it_is_and_reads_no_row_of_another(
     yard: Yard, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

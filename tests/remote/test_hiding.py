@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -47,7 +48,9 @@ def test_where_secrets_stand_in_a_log_is_told_up_to_the_end_of_their_lines(tmp_p
     spoken = f"one {PASSWORD} and {PASSWORD}\n".encode()
     log.write_bytes(b"first\n" + spoken + b"none\nlast " + PASSWORD.encode())
 
-    spans = spans_in({"stdout": log, "stderr": tmp_path / "none"}, secrets)
+    os.mkfifo(tmp_path / "pipe")  # nobody would ever write into it
+
+    spans = spans_in({"stdout": log, "stderr": tmp_path / "none", "other": tmp_path / "pipe"}, secrets)
 
     assert spans == {"stdout": [[10, 5 + len(spoken)], [16 + len(spoken), log.stat().st_size]]}
     assert spans_in({"stdout": log}, None) == {}
