@@ -26,7 +26,7 @@ from orchestrator.actions.installing import (
 from orchestrator.errors import DraftyardError
 from orchestrator.store.rows import Kind
 from orchestrator.units import counted, format_duration, format_size
-from remote.plan import Plan, plan
+from remote.plan import plan
 from remote.plan.roles import roles_plan
 from remote.probe import oldest_driver
 from remote.spec import DFlashSpec, Spec
@@ -347,9 +347,7 @@ def _refuse_too_full(
     if not isinstance(spec, DFlashSpec):
         return
     are_hopper = all(is_hopper(str(gpu.get("name"))) for gpu in chosen)
-    alone, learnt = (
-        _need_bytes(plan(spec, device="cuda", is_hopper=are_hopper, residuals=each), spec) for each in (None, seen)
-    )
+    alone, learnt = (_need_bytes(spec, each, is_hopper=are_hopper) for each in (None, seen))
     for gpu in chosen:
         total = gpu.get("total_bytes") or 0
         free = total - (gpu.get("used_bytes") or 0)
@@ -362,8 +360,9 @@ def _refuse_too_full(
             )
 
 
-def _need_bytes(made: Plan, spec: DFlashSpec) -> int:
-    by_role = roles_plan(spec, made)  # which card gets which role is not told here: the larger one counts
+def _need_bytes(spec: DFlashSpec, seen: Mapping[str, Sequence[int]] | None, *, is_hopper: bool) -> int:
+    made = plan(spec, device="cuda", is_hopper=is_hopper, residuals=seen)
+    by_role = roles_plan(spec, made, seen)  # which card gets which role is not told here: the larger one counts
     return max(role.driver_bytes for role in by_role.each) if by_role else made.driver_bytes
 
 

@@ -157,12 +157,12 @@ def plan_memory(
         places,
         lambda reader: (
             step_time(reader, spec, found.plan, host=host),
-            by_role(reader, spec, found.plan, host=host),
+            by_role(reader, spec, found.plan, host=host, residuals=seen.by_stage),
             _has_gpu(reader, host or places.host),
             kept(reader, spec, found.plan),
         ),
         tell,
-    ) or (None, by_role(None, spec, found.plan), None, kept(None, spec, found.plan))
+    ) or (None, by_role(None, spec, found.plan, residuals=seen.by_stage), None, kept(None, spec, found.plan))
     measurer = to_measure(spec, card.device, host=host, has_gpu=has_gpu)
     return dataclasses.replace(
         found, time=time or bound(spec, found.plan), by_role=roles, to_measure=measurer, kept=on_disk

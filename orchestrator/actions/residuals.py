@@ -14,6 +14,7 @@ from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, is_of_shape, steps
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, Kind, RunRow
 from remote.plan import TARGET_PASS, Plan, plan
+from remote.plan.roles import TARGET_RANK, roles_plan
 from remote.spec import DFlashSpec
 
 
@@ -31,7 +32,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Measured less planned bytes by stage, the target's pass among them, one of each run; and the runs that told each, as a
+    """Measured less planned bytes by stage, the target's pass and its ranks among them, one of each run; and the runs that told each, as a
     run need not reach every stage."""
 
     by_stage: dict[str, list[int]] = field(default_factory=dict)
@@ -85,8 +86,13 @@ def _named(runs: Sequence[_Measured]) -> Runs:
 
 def _planned(spec: DFlashSpec, device: str, rung: str | None, is_of_hopper: bool) -> dict[str, int]:
     made: Plan = plan(spec, device=device, rung=rung, is_hopper=is_of_hopper)
-    before = {} if made.target_pass is None or rung is not None else {TARGET_PASS: made.target_pass.allocated_bytes}
-    return {stage.name: stage.allocated_bytes for stage in made.stages} | before
+    planned = {stage.name: stage.allocated_bytes for stage in made.stages}
+    if rung is None and made.target_pass is not None:
+        planned[TARGET_PASS] = made.target_pass.allocated_bytes
+    roles = roles_plan(spec, made) if rung is None else None
+    if roles is not None and roles.target is not None:
+        planned[TARGET_RANK] = sum(line.size_bytes for line in roles.target.components)
+    return planned
 
 
 def _rungs(reader: Reader, spec: DFlashSpec) -> Iterator[_Measured]:
@@ -109,12 +115,12 @@ def _trainings(reader: Reader, spec: DFlashSpec) -> Iterator[_Measured]:
 
 
 def _peaks(reader: Reader, run: RunRow) -> dict[str, int]:
-    """Of the newest attempt by stage, the fullest drafter's: a rank of the target has a plan of its own."""
+    """Of the newest attempt by stage, the fullest drafter's; of ranks of the target, whose plan is one moment, the most."""
     rows = [row for row in reader.memory_peaks(run.id) if row.attempt == run.attempt and row.allocated_bytes]
     told = json.loads(reader.document(run.id, Document.SPEC) or "{}")
     targets = {place.rank for place in rank_places(run, told, {row.rank for row in rows}) if place.role == "target"}
     peaks: dict[str, int] = {}
     for row in rows:
-        if row.rank not in targets:
-            peaks[row.stage] = max(peaks.get(row.stage, 0), row.allocated_bytes or 0)
+        stage = TARGET_RANK if row.rank in targets else row.stage
+        peaks[stage] = max(peaks.get(stage, 0), row.allocated_bytes or 0)
     return peaks

@@ -6,7 +6,7 @@ in one process measures a drafter. What they will wait for one another is arithm
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, shape_of, spec_of, steps_climbed
@@ -58,9 +58,18 @@ class ByRole:
         return self.target if role is self.plan.target else self.drafter
 
 
-def by_role(reader: Reader | None, spec: DFlashSpec, made: Plan, *, host: str | None = None) -> ByRole | None:
-    """None where one process does all. On the host, where one is named; without a database every time is a bound."""
-    found = roles_plan(spec, made)
+def by_role(
+    reader: Reader | None,
+    spec: DFlashSpec,
+    made: Plan,
+    *,
+    host: str | None = None,
+    residuals: Mapping[str, Sequence[int]] | None = None,
+) -> ByRole | None:
+    """None where one process does all. On the host, where one is named; without a database every time is a bound.
+    `residuals`: as `made` was planned with.
+    """
+    found = roles_plan(spec, made, residuals)
     if found is None:
         return None
     seen = list(_measured(reader, spec, made, host)) if reader is not None else []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.step_time import time_text
+from orchestrator.units import counted
 from orchestrator.verbs.table import Cell, Column, heading, pairs, table
 from orchestrator.verbs.words import gib, gib_places, in_gib, number
 
@@ -127,7 +128,9 @@ def _target_lines(role: RolePlan, *, width: int | None) -> list[str]:
     places = gib_places(role.driver_bytes)
     columns = [Column("a target rank"), Column("GiB", is_number=True), Column("", gives_way=True)]
     sizes = [(line.name, line.size_bytes, line.why) for line in role.components if line.size_bytes]
+    runs = f"that {counted(role.num_measured, 'training')} took{' at most' if role.num_measured > 1 else ''}"
     sizes += [
+        ("unexplained", role.unexplained_bytes, f"{runs} and no line of the plan explains"),
         ("allocator", role.slack_bytes, "an estimate"),
         ("context", role.context_bytes, "of the driver, an estimate"),
     ]
@@ -136,5 +139,14 @@ def _target_lines(role: RolePlan, *, width: int | None) -> list[str]:
 
 
 def _role_body(role: RolePlan, time: BatchTime | None) -> dict[str, Any]:
-    names = ("num_ranks", "components", "driver_bytes", "verdict", "batch_flop", "least_batch_s")
+    names = (
+        "num_ranks",
+        "components",
+        "unexplained_bytes",
+        "num_measured",
+        "driver_bytes",
+        "verdict",
+        "batch_flop",
+        "least_batch_s",
+    )
     return {**{name: getattr(role, name) for name in names}, "batch": time}

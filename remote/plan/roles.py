@@ -5,6 +5,7 @@ A drafter rank is the plan itself; what is known of a target's is in `target`. A
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remote.allocator import grows_segments
@@ -14,6 +15,8 @@ from remote.plan.target import OUTBOX, batch_bytes, pass_components, target_batc
 from remote.plan.time import CEILING_FLOP_PER_S
 from remote.spec import DFlashSpec
 
+TARGET_RANK = "target rank"  # of residuals, beside the stages: a rank of the target at its worst moment
+
 
 @dataclass(frozen=True)
 class RolePlan:
@@ -22,12 +25,13 @@ class RolePlan:
     name: str  # target, drafter
     num_ranks: int
     components: tuple[Component, ...]
-    unexplained_bytes: int  # that smoke runs took beyond them; no smoke run measures a target's
+    unexplained_bytes: int  # that runs took beyond them, of a target's trainings alone: no smoke run has such a rank
     slack_bytes: int
     context_bytes: int
     capacity_bytes: int | None
     batch_flop: float
     least_batch_s: float | None  # at the measured ceiling; None where none was measured
+    num_measured: int = 0  # runs that told what is unexplained
 
     @property
     def driver_bytes(self) -> int:
@@ -77,8 +81,8 @@ class RolesPlan:
         return None if drafter_s is None or target_s is None else self.step_s(target_s, drafter_s)
 
 
-def roles_plan(spec: DFlashSpec, made: Plan) -> RolesPlan | None:
-    """None where one process does all."""
+def roles_plan(spec: DFlashSpec, made: Plan, residuals: Mapping[str, Sequence[int]] | None = None) -> RolesPlan | None:
+    """None where one process does all. `residuals`: as `made` was planned with; of them TARGET_RANK is a target's."""
     roles, at = spec.roles, made.sizes
     if roles.target + roles.drafter == 1:
         return None
@@ -92,26 +96,29 @@ def roles_plan(spec: DFlashSpec, made: Plan) -> RolesPlan | None:
         capacity_bytes=made.capacity_bytes,
         batch_flop=made.work.total / spec.train.accumulation,
         least_batch_s=_least_s(made, made.work.total / spec.train.accumulation),
+        num_measured=made.peak.num_measured,
     )
-    target = _target(spec, made) if roles.target else None
+    target = _target(spec, made, (residuals or {}).get(TARGET_RANK, ())) if roles.target else None
     return RolesPlan(drafter, target, spec.train.accumulation, batch_bytes(at), roles.queue)
 
 
-def _target(spec: DFlashSpec, made: Plan) -> RolePlan:
+def _target(spec: DFlashSpec, made: Plan, seen: Sequence[int]) -> RolePlan:
     at, flop = made.sizes, target_batch_flop(spec, made.sizes)
     components = pass_components(spec, at, num_batches=OUTBOX + 1)
     allocated = sum(line.size_bytes for line in components)
-    slack = round(SLACK_SHARE[grows_segments(spec.env)] * allocated) if at.is_cuda else 0
+    beyond = max(0, *seen, 0)  # a plan that was too high earns nothing
+    slack = round(SLACK_SHARE[grows_segments(spec.env)] * (allocated + beyond)) if at.is_cuda else 0
     return RolePlan(
         name="target",
         num_ranks=spec.roles.target,
         components=components,
-        unexplained_bytes=0,
+        unexplained_bytes=beyond,
         slack_bytes=slack,
         context_bytes=made.context_bytes,
         capacity_bytes=made.capacity_bytes,
         batch_flop=flop,
         least_batch_s=_least_s(made, flop),
+        num_measured=len(seen),
     )
 
 

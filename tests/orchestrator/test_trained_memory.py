@@ -22,6 +22,7 @@ from orchestrator.store.writes import Store
 from orchestrator.verbs.measured import ladder, memory
 from orchestrator.verbs.plan_page import plan_document, plan_page
 from remote.plan import Plan, plan
+from remote.plan.roles import roles_plan
 from remote.spec import DFlashSpec, dump
 from tests.orchestrator.runs import again, batch, event, started
 from tests.orchestrator.test_lots import lot
@@ -232,9 +233,22 @@ def test_of_ranks_by_role_only_a_drafters_peaks_are_held_against_a_drafters_plan
         )
         store.ingest(batch([told], run_id="taaaaaaa", writer="rank1"))
 
-    step = plan_memory(places, "smollm2", overrides=SPLIT).plan.stage("step")
+    alone = roles_plan(_spec(*SPLIT), _planned(*SPLIT))
+    found = plan_memory(places, "smollm2", overrides=SPLIT)
+    step, page = found.plan.stage("step"), _page(places, overrides=SPLIT)
 
     assert (step.unexplained_bytes, step.num_measured) == (5 * MIB, 1)
+    assert found.by_role is not None
+    assert alone is not None
+    rank, planned = found.by_role.plan.target, alone.target
+    assert rank is not None
+    assert planned is not None
+    assert rank.driver_bytes == 9 * GIB, "the fullest moment of a rank of the target, against its own plan"
+    assert (planned.num_measured, rank.num_measured) == (0, 1)
+    assert any(
+        line.startswith("unexplained") and line.endswith("that 1 training took and no line of the plan explains")
+        for line in page
+    )
 
 
 def test_a_launch_counts_what_runs_took_on_that_host_as_its_plan_does(places: Places) -> None:
