@@ -1,6 +1,8 @@
-"""What would fit: the largest step, and each change of the recipe with its peak and its cost. Pure drawing."""
+"""What would fit, or use the room there is: the largest step, and each change of the recipe with its peak and its cost. Pure drawing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 
@@ -14,33 +16,56 @@ MOST = 5  # changes shown
 VERDICTS = {"fits": "good", "tight": "warn", "does not fit": "bad"}
 
 
+def use_lines(plan: Planned, width: int) -> list[Line]:
+    """Changes that take more of a card with room; empty where there is none, or nothing would."""
+    if not plan.uses:
+        return []
+    return [_heading("What would use the room", width, _room(plan)), *_changes_lines(plan.uses, width, first=None)]
+
+
 def fit_lines(plan: Planned, width: int, *, short_bytes: int = 0, first: int | None = None) -> list[Line]:
-    """Changes that fit where the plan does not; otherwise those that make room. `short_bytes`: of the card, left free
+    """Changes that fit where the plan does not; otherwise those that lower its peak. `short_bytes`: of the card, left free
     for what the plan had not said. `first`: the number of the first, where `smoke --try` takes them by numbers.
     """
     if plan.note or plan.fault:
         return [heading("What would fit", width), *wrapped(to_type(plan.note or plan.fault), width, "muted")]
-    capacity = plan.body.get("capacity_bytes")
-    is_short = plan.body.get("step_verdict", plan.body.get("verdict")) == "does not fit"
-    title = "What would fit" if is_short else "What would make room"
-    room = f"planned, in {gib(capacity)}" if capacity else "planned"
-    if capacity and short_bytes:
-        room = f"planned, {gib(short_bytes)} kept free"
-    lines: list[Line] = [heading(title, width, room)]
-    if plan.body.get("pass_verdict") == "does not fit":
-        told = f"The target's pass before training needs {gib(plan.body.get('target_pass_bytes'))}: no change of the recipe makes it fit."
-        lines += wrapped(told, width, "warn")
+    title, _, but = plan.title.partition("; ")
+    room = f"planned, {gib(short_bytes)} kept free" if plan.body.get("capacity_bytes") and short_bytes else _room(plan)
+    lines: list[Line] = [_heading(title, width, room)]
+    told = ": ".join(text for text in (but, plan.helps) if text)
+    lines += wrapped(to_type(told), width, "warn") if told else []
+    for line in plan.prepared:
+        lines += wrapped(to_type(line), width, "strong")
     if plan.largest:
         label = "most that fits"
         has_room = NAME_WIDTH + 1 + cell_len(plan.largest) <= width
-        lines.append([(fit(label, NAME_WIDTH) if has_room else label, "muted"), (f" {plan.largest}", "strong")])
-    shown = plan.changes[:MOST]
+        rest = wrapped(plan.largest, width - 1, "strong")
+        lines.append(
+            [(fit(label, NAME_WIDTH), "muted"), (f" {plan.largest}", "strong")] if has_room else [(label, "muted")]
+        )
+        lines += [] if has_room else [[(" ", "text"), *line] for line in rest]
+    lines += _changes_lines(plan.changes, width, first=first)
+    return lines + (wrapped(plan.nothing, width, "warn") if plan.nothing else [])
+
+
+def _heading(title: str, width: int, note: str) -> Line:
+    """Without the note where that would be wider than the pane."""
+    return heading(title, width, note if cell_len(title) + cell_len(note) + 2 <= width else "")
+
+
+def _room(plan: Planned) -> str:
+    capacity = plan.body.get("capacity_bytes")
+    return f"planned, in {gib(capacity)}" if capacity else "planned"
+
+
+def _changes_lines(changes: Sequence[Change], width: int, *, first: int | None) -> list[Line]:
+    shown = changes[:MOST]
     cost_width = max((cell_len(change.cost) for change in shown), default=0)
-    for place, change in enumerate(shown, first or 1):
-        lines += _change_lines(change, (width, cost_width), "" if first is None else f"{place}  ")
-    if is_short and capacity and not plan.largest and not plan.changes:
-        lines.append([("No single change fits; a smaller target or a shorter row is needed.", "warn")])
-    return lines
+    return [
+        line
+        for place, change in enumerate(shown, first or 1)
+        for line in _change_lines(change, (width, cost_width), "" if first is None else f"{place}  ")
+    ]
 
 
 def _change_lines(change: Change, widths: tuple[int, int], number: str) -> list[Line]:

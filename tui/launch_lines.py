@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui.fits import fit_lines
+from tui.fits import fit_lines, use_lines
 from tui.keys import key_of
 from tui.memory import plan_lines
 from tui.ordering import Offer, Planned, Standing, Wish
@@ -35,7 +35,8 @@ def choice_lines(
         return [*lines, BLANK, heading("Plan", width), *told]
     lines += [BLANK, *plan_lines(plan.body, width, ascii_only=ascii_only)]
     lines += [BLANK, heading("Time", width), *wrapped(to_type(plan.time), width)] if plan.time else []
-    return [*lines, BLANK, *fit_lines(plan, width)]
+    spent = use_lines(plan, width)
+    return [*lines, *([BLANK, *spent] if spent else []), BLANK, *fit_lines(plan, width)]
 
 
 def nothing_lines(name: str, why: str, width: int) -> list[Line]:

@@ -56,7 +56,7 @@ def plan_lines(plan: Mapping[str, Any], width: int, *, ascii_only: bool) -> list
 
 
 def total_lines(plan: Mapping[str, Any], width: int, *, ascii_only: bool) -> list[Line]:
-    """The answer of the plan; its bar is the share of the card."""
+    """The answer of the plan; its bar is the share of the card. What stands beside its steps has a line where it lacks room."""
     if peak_stage(plan) is None:
         return [heading("Plan", width), [("No plan was kept with this run.", "muted")]]
     capacity, must_fit = plan.get("capacity_bytes"), float(plan["driver_bytes"])
@@ -67,10 +67,24 @@ def total_lines(plan: Mapping[str, Any], width: int, *, ascii_only: bool) -> lis
     lines: list[Line] = [heading("Plan", width, f"predicted, {_of_stage(plan)}")]
     lines.append([(fit("must fit", label), "strong"), (f" {gib(must_fit):>10}", "strong"), ("  ", "text"), *bar])
     if capacity:
-        line: Line = [(fit("capacity", label), "muted"), (f" {gib(capacity):>10}", "text")]
-        has_room = label + 11 + 2 + len(verdict) <= width
-        lines += [[*line, (f"  {verdict}", meaning)]] if has_room else [line, [(verdict, meaning)]]
+        lines += _judged(("capacity", "muted"), capacity, verdict, (label, width))
+    beside = (
+        ("target's pass", "target_pass_bytes", "pass_verdict"),
+        ("evaluation", "evaluation_bytes", "evaluation_verdict"),
+    )
+    for name, size, judged in beside:
+        if plan.get(judged) not in (None, "fits"):
+            lines += _judged((name, "text"), float(plan.get(size) or 0), str(plan[judged]), (label, width))
     return lines
+
+
+def _judged(name: Piece, size: float, verdict: str, widths: tuple[int, int]) -> list[Line]:
+    """A size with its verdict, below it where the pane is too narrow."""
+    label, width = widths
+    line: Line = [(fit(name[0], label), name[1]), (f" {gib(size):>10}", "text")]
+    judged: Piece = (verdict, VERDICTS.get(verdict, "text"))
+    has_room = label + 11 + 2 + cell_len(verdict) <= width
+    return [[*line, ("  ", "text"), judged]] if has_room else [line, [judged]]
 
 
 def component_lines(plan: Mapping[str, Any], width: int, *, ascii_only: bool) -> list[Line]:

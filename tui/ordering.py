@@ -61,7 +61,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the recipe that lowers the peak: what it leaves to fit, and what it costs."""
+    """One change of the recipe: what must fit with it, and what it costs."""
 
     name: str
     overrides: tuple[str, ...]  # section.key=value
@@ -80,7 +80,12 @@ class Planned:
     body: Mapping[str, Any]
     capacity_from: str = ""
     largest: str = ""  # the most anchors that fit
-    changes: tuple[Change, ...] = ()  # where the plan does not fit, only such that do
+    title: str = "What would fit"  # of the changes: what they would do
+    changes: tuple[Change, ...] = ()  # that lower the peak; where the plan does not fit, only such that do
+    uses: tuple[Change, ...] = ()  # that take more of a card with room
+    helps: str = ""  # where changes of a step alone do not
+    prepared: tuple[str, ...] = ()  # what to type for that, on a larger card
+    nothing: str = ""  # that no change makes it fit
     fault: str = ""  # the wish is wrong
     time: str = ""  # of a step and of all, in a sentence
     note: str = ""  # the wish is right, there is no plan for it
@@ -158,23 +163,36 @@ def planned(places: Places, wish: Wish) -> Planned:
 
 def advised(made: Any) -> Planned:
     """A plan of `actions.plans` with what it advises, as plain values."""
-    most = made.largest
+    verdict, most = actions("plan_verdict"), made.largest
     largest = "" if most is None else f"{counted(most.max_anchors, 'anchor')} × block {most.block_size}"
-    changes = tuple(
-        Change(
-            item.name,
-            tuple(item.overrides),
-            item.plan.driver_bytes,
-            item.saved_bytes,
-            item.plan.verdict or "",
-            _cost(made.time, item.work_factor),
-            item.keeps_result,
-            actions("plans").caution(item),
-        )
-        for item in made.switches
+    if most is not None and verdict.too_small_for(made):
+        largest += f", in {verdict.step_name(made)} alone"
+    is_hopeless = not made.switches and made.plan.step_verdict == "does not fit"
+    return Planned(
+        actions("plans").plan_body(made.plan),
+        made.capacity_from,
+        largest,
+        verdict.changes_title(made),
+        tuple(_change(made, item) for item in made.switches),
+        tuple(_change(made, item) for item in made.uses),
+        verdict.what_helps(made),
+        tuple(verdict.prepared_elsewhere(made)),
+        verdict.NOTHING_FITS if is_hopeless else "",
+        time=actions("step_time").time_sentence(made.time, made.spec, made.to_measure),
     )
-    time = actions("step_time").time_sentence(made.time, made.spec, made.to_measure)
-    return Planned(actions("plans").plan_body(made.plan), made.capacity_from, largest, changes, time=time)
+
+
+def _change(made: Any, item: Any) -> Change:
+    return Change(
+        item.name,
+        tuple(item.overrides),
+        item.plan.driver_bytes,
+        item.saved_bytes,
+        item.plan.verdict or "",
+        _cost(made.time, item.work_factor),
+        item.keeps_result,
+        actions("plans").caution(item),
+    )
 
 
 def _cost(time: Any, work_factor: float) -> str:

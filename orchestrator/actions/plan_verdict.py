@@ -13,6 +13,9 @@ PASS, TARGET_RANK = "the target's pass before training", "a target rank"
 AT_END, WITHOUT = "the evaluation at the end", "--set evaluate.at_end=false"
 _BAD = ("does not fit", "tight")
 USE, LOWER, FIT = "What would use the room", "What would lower the peak", "What would fit"
+NOTHING_FITS = (
+    "nothing that draftyard can change makes it fit, alone or with others; a smaller target or a shorter row is needed"
+)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import click
 from orchestrator.actions.kept import Kept
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.plan_verdict import (
+    NOTHING_FITS,
     USE,
     capacity_text,
     changes_title,
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from remote.plan import Plan
     from remote.plan.advice import Switch
 
-NOTHING_FITS = (
-    "nothing that draftyard can change makes it fit, alone or with others; a smaller target or a shorter row is needed"
-)
 _DRIVER = {"cuda": "on the card, as its driver counts", "cpu": "of the machine's memory"}
 
 

@@ -11,12 +11,13 @@ import click
 import pytest
 
 from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.plan_verdict import NOTHING_FITS
 from orchestrator.actions.plans import TIGHT, plan_memory
 from orchestrator.errors import UsageError
 from orchestrator.recipe import load_recipe
 from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
-from orchestrator.verbs.plan_page import NOTHING_FITS, plan_document, plan_page
+from orchestrator.verbs.plan_page import plan_document, plan_page
 from orchestrator.verbs.words import gib_places, in_gib
 from remote.plan import plan
 from remote.plan.advice import switches
@@ -294,7 +295,10 @@ def test_a_pass_of_the_target_that_no_change_makes_fit_is_said_at_the_top(
 def test_a_card_too_small_for_a_rank_of_the_target_fits_nothing_on_the_first_line(places: Places) -> None:
     page = _page(places, "qwen3.6-27b", branch="ddtree-8gpu", capacity_bytes=48 * GIB)
 
-    assert "does not fit, 15.45 GiB too much, in a drafter rank; the evaluation at the end lacks 11.80 GiB; a target rank lacks 6.79 GiB" in page[2]
+    assert (
+        "does not fit, 15.45 GiB too much, in a drafter rank; the evaluation at the end lacks 11.80 GiB; a target rank lacks 6.79 GiB"
+        in page[2]
+    )
     assert ": fits" not in page[2]
 
 

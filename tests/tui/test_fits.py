@@ -4,15 +4,18 @@ import dataclasses
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from orchestrator.actions.places import Places, find_places
+from orchestrator.actions.plan_verdict import step_name
 from orchestrator.actions.plans import Planned as PlanMade
-from orchestrator.actions.plans import plan_memory
+from orchestrator.actions.plans import plan_body, plan_memory
 from orchestrator.actions.step_time import StepTime, change_cost
-from orchestrator.verbs.plan_page import advice
-from tui.fits import fit_lines
-from tui.ordering import Planned, advised
+from orchestrator.verbs.plan_page import advice, plan_page
+from tui.fits import fit_lines, use_lines
+from tui.memory import plan_lines
+from tui.ordering import advised
 from tui.pieces import text_of, width_of
 
 GIB = 2**30
@@ -23,26 +26,56 @@ def places(tmp_path: Path) -> Places:
     return find_places(tmp_path, {"HOME": str(tmp_path)}, db=tmp_path / "runs.db")
 
 
-def told(**body: object) -> str:
-    return " ".join(text_of(fit_lines(Planned({"capacity_bytes": 48 * GIB, **body}), 60)).split())
+@pytest.mark.parametrize(
+    ("branch", "gib"),
+    [("ddtree", None), *(("ddtree", gib) for gib in (95, 60, 56, 52, 48, 10)), ("ddtree-8gpu", 48), ("v6", 34)],
+)
+def test_the_screens_head_changes_as_the_page_does_and_say_what_helps_alike(
+    branch: str, gib: int | None, places: Places
+) -> None:
+    """One rule: with room, without it for a step, and where the target or the evaluation has none."""
+    made = plan_memory(places, "qwen3.6-27b", branch=branch, capacity_bytes=gib and gib * GIB)
+    page = [click.unstyle(line) for line in plan_page(made, width=None)]
+    plan = advised(made)
+    drawn = [*use_lines(plan, 78), *fit_lines(plan, 78)]
+    text = " ".join(text_of(drawn).split())
+
+    titles = [line for line in page if line.startswith("What would")]
+    assert all(part in text for title in titles for part in title.split("; "))
+    assert text.count("What would") == len(titles)
+    helps = [line.partition("  ")[2].strip() for line in page if line.startswith("what helps")]
+    typed = [line for line in page if line.startswith(("draftyard prepare", "rsync"))]
+    nothing = [line for line in page if line.startswith("nothing that draftyard")]
+    assert all(told in text for told in (*helps, *nothing, *(" ".join(line.split()) for line in typed)))
+    assert (f" in {step_name(made)} alone" in text) is any(f"fit in {step_name(made)} alone" in line for line in page)
 
 
-def test_a_target_whose_pass_does_not_fit_is_named_and_the_step_is_not_blamed() -> None:
-    """The verdict counts both; of the step, which fits, the page lists what would make room."""
-    pass_alone = told(
-        verdict="does not fit", step_verdict="fits", pass_verdict="does not fit", target_pass_bytes=int(54.79 * GIB)
-    )
+@pytest.mark.parametrize("width", [30, 44, 78])
+def test_a_plan_names_the_part_beside_its_steps_that_has_no_room(width: int, places: Places) -> None:
+    """The verdict counts them too: a step that fits stood above "does not fit" without a word of why."""
+    body = {gib: _body(places, gib) for gib in (95, 56, 52)}
 
-    assert "What would make room" in pass_alone
-    assert "The target's pass before training needs 54.8 GiB: no change of the recipe makes it fit" in pass_alone
-    assert "No single change fits" not in pass_alone
+    drawn = {gib: plan_lines(one, width, ascii_only=True) for gib, one in body.items()}
+    text = {gib: " ".join(text_of(lines).split()) for gib, lines in drawn.items()}
+    assert max(width_of(line) for lines in drawn.values() for line in lines) <= width
+    assert "target's pass" not in text[95]
+    assert "evaluation" not in text[95]
+    assert "target's pass 54.8 GiB tight" in text[56]
+    assert "evaluation 59.8 GiB does not fit" in text[56]
+    assert "target's pass 54.8 GiB does not fit evaluation 59.8 GiB does not fit" in text[52]
 
 
-def test_a_step_that_does_not_fit_says_nothing_of_a_pass_that_does() -> None:
-    step_alone = told(verdict="does not fit", step_verdict="does not fit", pass_verdict="fits", target_pass_bytes=1)
+def _body(places: Places, gib: int) -> dict[str, object]:
+    return plan_body(plan_memory(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=gib * GIB).plan)
 
-    assert "What would fit" in step_alone
-    assert "target's pass" not in step_alone
+
+def test_what_would_use_the_room_is_each_change_with_what_to_set(places: Places) -> None:
+    made = plan_memory(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=95 * GIB)
+
+    lines = text_of(use_lines(advised(made), 78))
+    for use in made.uses:
+        assert use.overrides[0] in lines
+        assert f"{use.plan.driver_bytes / GIB:.1f} GiB" in lines
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ PICTURES = {
 }
 # What a thread brings a while after the last key.
 LAST_TO_COME = {
-    "launch": ("What would make room", "Launch is allowed"),
-    "launch-refused": ("What would make room", "Launch is refused"),
+    "launch": ("What would use the room", "Launch is allowed"),
+    "launch-refused": ("What would use the room", "Launch is refused"),
     "orphans": ("end 1 process",),
 }
 
