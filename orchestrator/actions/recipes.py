@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,18 @@ from orchestrator.actions import doubts
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError, RecipeError, UsageError
 from orchestrator.given import read_given
-from orchestrator.recipe import BUNDLED, Difference, Explained, Recipe, Resolved, diff, find_recipe, load_recipe
+from orchestrator.recipe import (
+    BUNDLED,
+    Branch,
+    Difference,
+    Explained,
+    Recipe,
+    Resolved,
+    diff,
+    find_recipe,
+    known_recipes,
+    load_recipe,
+)
 from orchestrator.recipe.layers import dotted, leaves
 from orchestrator.store.rows import RunRow
 from orchestrator.units import counted
@@ -31,6 +43,18 @@ class Checked:
     branches: tuple[str, ...]
     faults: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """A recipe that its name finds; without branches where it has faults."""
+
+    name: str
+    path: Path
+    why: str
+    branches: tuple[Branch, ...]
+    default_branch: str | None
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +98,39 @@ def load(places: Places, word: str) -> Recipe:
     """The recipe of a path, a name in the project's recipes/, or a bundled name. Raises RecipeError."""
     looks_like_path = word.endswith((".yaml", ".yml")) or "/" in word
     project = None if looks_like_path or places.recipes is None else places.recipes.parent
-    return load_recipe(find_recipe(word, project))
+    try:
+        path = find_recipe(word, project)
+    except RecipeError as error:
+        hint = "" if looks_like_path else _meant(places, word, str(error))
+        raise RecipeError([f"{error}; {hint}" if hint else str(error)]) from None
+    return load_recipe(path)
+
+
+def known(places: Places) -> list[Known]:
+    """Every recipe that a name finds, by name; one that cannot be read with its faults."""
+    project = None if places.recipes is None else places.recipes.parent
+    found = []
+    for name in known_recipes(project):
+        path = find_recipe(name, project)
+        try:
+            recipe = load_recipe(path)
+        except RecipeError as error:
+            found.append(Known(name, path, "", (), None, tuple(error.items)))
+        else:
+            found.append(Known(name, path, recipe.why, tuple(recipe.branches.values()), recipe.default_branch))
+    return found
+
+
+def _meant(places: Places, word: str, told: str) -> str:
+    """What helps who typed a name that no recipe has: it may be a branch's, or hold one."""
+    name, _, branch = word.partition(":")
+    found = known(places)
+    if branch and any(branch in (item.name for item in recipe.branches) for recipe in found if recipe.name == name):
+        return f"a branch is named with -b: {name} -b {branch}"
+    homes = [recipe.name for recipe in found if word in (item.name for item in recipe.branches)]
+    if homes:
+        return f"it is a branch: {' or '.join(f'{home} -b {word}' for home in homes)}"
+    return "" if "did you mean" in told else "all branches: draftyard recipe list"
 
 
 def resolve(
@@ -101,7 +157,11 @@ def lacking_data(spec: Spec, folder: Path) -> list[tuple[str, str]]:
         return []
     wanted = {} if _is_data(spec.data.answers, folder) else {"prompts": spec.data.prompts}
     wanted |= {"held_out": spec.data.held_out} if spec.evaluate.at_end else {}
-    told = f"is neither in {folder / 'data'} nor bundled; put it there, or name an absolute path on the host"
+    to_do = "put it there"
+    if folder == BUNDLED:  # it is draftyard's own: an update would take away whatever was put there
+        copy = shlex.join(["cp", str(folder / f"{spec.recipe}.yaml")])
+        to_do = f"copy the recipe ({copy} recipes/) and put it into recipes/data"
+    told = f"is neither in {folder / 'data'} nor bundled; {to_do}, or name an absolute path on the host"
     return [(f"data.{key}", f"{name!r} {told}") for key, name in wanted.items() if not _is_data(name, folder)]
 
 

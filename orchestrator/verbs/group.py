@@ -12,7 +12,7 @@ OTHERWISE = {
     "run": "launch", "train": "launch", "start": "launch", "submit": "launch", "test": "smoke",
     "tail": "logs", "log": "logs", "top": "watch", "ui": "watch", "eval": "evaluate",
     "kill": "stop", "cancel": "stop", "download": "pull", "fetch": "pull", "delete": "rm", "remove": "rm",
-    "restart": "resume", "continue": "resume", "recipes": "recipe show",
+    "restart": "resume", "continue": "resume", "recipes": "recipe list",
 }  # fmt: skip
 
 

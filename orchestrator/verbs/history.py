@@ -16,7 +16,7 @@ from orchestrator.actions.history import Comparison, Measured
 from orchestrator.actions.log_text import inert
 from orchestrator.lazy import lazy
 from orchestrator.store.rows import EvidenceRow, Kind, RunRow, SeriesRow
-from orchestrator.units import duration
+from orchestrator.units import duration, is_told_newest
 from orchestrator.verbs import listing
 from orchestrator.verbs.frame import Terminal, verb
 from orchestrator.verbs.program import words_of_others
@@ -49,7 +49,13 @@ MOST_SKETCHES = 200  # a run may have thousands of metrics; a sketch is three qu
     may_be_empty=["where"],
 )
 @click.argument("where", nargs=-1, metavar="[FILTER]…")
-@click.option("--kind", type=click.Choice(KINDS), default="train", show_default=True, help="Which jobs.")
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="train",
+    show_default=True,
+    help="Which jobs; script: those of smoke --script, as a recipe's own script is a train job.",
+)
 @click.option(
     "--sort",
     default="newest",
@@ -203,6 +209,8 @@ def compare(terminal: Terminal, selectors: tuple[str, ...]) -> None:
         [name, *(metric(item.name, value) for value in item.finals)] for name, item in zip(names, shown, strict=True)
     ]
     terminal.lines(["", heading(f"Metrics, the {MEAN} of each run"), *table(columns, finals, width=terminal.width)])
+    if set_ones := [item.name for item in shown if is_told_newest(item.name)]:
+        terminal.lines(wrapped(f"{', '.join(set_ones)}: the newest, as it is set or only grows", terminal.width))
     if keys := list(dict.fromkeys(key for item in shown for key in item.unlike)):
         note = f"* made differently ({', '.join(keys)}): not to be held against one another"
         terminal.lines(wrapped(note, terminal.width))
@@ -258,7 +266,7 @@ def series_table(
     cells: list[list[str | Cell]] = [
         [
             row.name,
-            metric(row.name, row.recent_mean),
+            "-" if is_told_newest(row.name) else metric(row.name, row.recent_mean),
             metric(row.name, row.last_value),
             metric(row.name, row.min_value),
             metric(row.name, row.max_value),
@@ -295,7 +303,9 @@ def _none_yet(terminal: Terminal, kind: str | None) -> str:
     if not num_others:
         return "no runs yet; `draftyard smoke RECIPE` is a beginning (smollm2 is bundled)"
     others = "1 run of another kind" if num_others == 1 else f"{num_others:,} runs of other kinds"
-    return f"no {kind} runs yet; there {'is' if num_others == 1 else 'are'} {others}: draftyard ls --kind all"
+    told = f"no {kind} runs yet; there {'is' if num_others == 1 else 'are'} {others}: draftyard ls --kind all"
+    script = "script is what `draftyard smoke --script` ran, a recipe's own job is train"
+    return f"{told}\n  {script}" if kind == Kind.SCRIPT else told
 
 
 def _column_names(terminal: Terminal, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`recipe check|show|explain|diff` and `plan`: what a recipe says, before anything runs."""
+"""`recipe list|check|show|explain|diff` and `plan`: what a recipe says, before anything runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,27 @@ OVERRIDES = click.option(
 
 @click.group("recipe", cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def recipe() -> None:
-    """The recipe language: check, show, explain, compare."""
+    """The recipe language: list, check, show, explain, compare."""
+
+
+@verb("list", examples=["draftyard recipe list", "draftyard recipe list --json"])
+def list_recipes(terminal: Terminal) -> None:
+    """List the recipes that a name finds, the project's and the bundled ones, with their branches."""
+    found = recipes.known(terminal.places)
+    if terminal.wants_json:
+        terminal.document(recipes=found)
+        return
+    rows = []
+    for item in found:
+        for branch in item.branches:
+            mark = "(default) " if branch.name == item.default_branch else ""
+            rows.append((item.name, branch.name, f"{mark}{branch.why}"))
+        rows += [(item.name, "-", "its file is at fault")] if item.faults else []
+    columns = [Column("recipe"), Column("branch"), Column("what for", gives_way=True, least=12)]
+    terminal.lines(table(columns, rows, width=terminal.width), is_ours=False)
+    for item in found:
+        if item.faults:
+            terminal.say(f"warning: {item.faults[0]}")
 
 
 @verb("check", examples=["draftyard recipe check recipes/", "draftyard recipe check smollm2 mine.yaml --json"])
@@ -186,7 +206,7 @@ def plan(
         terminal.lines(plan_page.plan_page(found, width=terminal.width))
 
 
-for command in (check, show, explain, diff):
+for command in (list_recipes, check, show, explain, diff):
     recipe.add_command(command)
 
 

@@ -321,7 +321,7 @@ UNKNOWN = {
         *["plan", "deploy", "prepare", "smoke", "launch"],
     ],
     "host": ["doctor", "reap", "gc"],
-    "word": ["hosts", "follow", "reset-term", "config show"],
+    "word": ["hosts", "follow", "reset-term", "config show", "recipe list"],
 }
 WORDS = {
     verb: {"run": ["zzzz"], "recipe": ["nowhere"], "host": ["nohost"], "word": ["odd"]}[kind]
@@ -366,7 +366,7 @@ def test_an_error_is_json_when_json_is_asked_for(known_run: str, capsys: pytest.
     [
         ["ls"], ["show", "@last"], ["metrics", "@last"], ["compare", "@last", "kxxx"], ["diff", "@last", "kxxx"],
         ["evidence"], ["hosts"], ["config", "show"], ["tag", "@last"], ["note", "@last"], ["logs", "@last"],
-        ["recipe", "check", "own-script"], ["recipe", "show", "smollm2"], ["recipe", "explain", "smollm2", "optim.lr"],
+        ["recipe", "list"], ["recipe", "check", "own-script"], ["recipe", "show", "smollm2"], ["recipe", "explain", "smollm2", "optim.lr"],
         ["recipe", "diff", "smollm2:ce", ":ce_kl", "--effects"], ["plan", "smollm2"], ["wait", "@last"], ["tag", "@last", "x"],
         ["note", "@last", "text"], ["rm", "@last"],
     ],

@@ -13,7 +13,7 @@ from orchestrator.actions.order import Order, find_host, repair_command, settle,
 from orchestrator.actions.places import find_places
 from orchestrator.actions.recipes import lacking_data
 from orchestrator.errors import DraftyardError, UsageError
-from orchestrator.recipe import load_recipe
+from orchestrator.recipe import BUNDLED, load_recipe
 from orchestrator.store.rows import Document
 from orchestrator.store.writes import Store
 from remote.spec import DFlashSpec
@@ -154,3 +154,13 @@ def test_a_slip_in_an_entry_that_is_not_used_is_a_warning(yard: Yard) -> None:
     assert f"warning: {told}" in yard.err
     assert yard.run("launch", "tiny", "--dry-run", "--host", "bad") == 2
     assert f"error: {told}" in yard.err
+
+
+def test_data_that_a_bundled_recipe_lacks_does_not_go_into_draftyards_own_folder() -> None:
+    spec = load_recipe("smollm2").resolve("ce", ["data.held_out=nope.jsonl"]).spec
+
+    ((_, ours),) = lacking_data(spec, BUNDLED)
+    ((_, theirs),) = lacking_data(spec, Path("/project/recipes"))
+
+    assert f"copy the recipe (cp {BUNDLED / 'smollm2.yaml'} recipes/) and put it into recipes/data" in ours
+    assert "put it there" in theirs

@@ -140,3 +140,15 @@ def test_a_run_that_is_named_twice_is_said(yard: Yard) -> None:
 
     assert yard.run("compare", "aaaaaaaa", "aaaa") == 0
     assert yard.err == "note: run aaaaaaaa stands beside itself\n"
+
+
+def test_what_is_no_mean_is_not_told_under_the_heading_of_one(yard: Yard) -> None:
+    """A rate that is set is the newest one."""
+    for run_id in ("aaaaaaaa", "bbbbbbbb"):
+        _record(yard, run_id, 30)
+
+    assert yard.run("metrics", "aaaaaaaa") == 0
+    (line,) = [line.split() for line in yard.out.splitlines() if line.startswith("lr ")]
+    assert line[1:3] == ["-", "0.1"]
+    assert yard.run("compare", "aaaaaaaa", "bbbbbbbb") == 0
+    assert "lr: the newest, as it is set or only grows" in yard.out

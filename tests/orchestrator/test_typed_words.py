@@ -185,3 +185,42 @@ def test_metrics_that_take_the_place_of_a_file_say_so(yard: Yard) -> None:
     assert "took the place" not in yard.err
     assert yard.run(*words) == 0
     assert "it took the place of the m.csv that was there" in yard.err
+
+
+def test_all_recipes_are_listed_with_their_branches(yard: Yard) -> None:
+    """Those of the project and the bundled ones; a broken one with its first fault."""
+    yard.edit("wrong.yaml", "name: wrong\nbase: {entry: nothing}\n")
+
+    assert yard.run("recipe", "list") == 0
+    lines = [line.split() for line in yard.out.splitlines()]
+    assert ["tiny", "main", "(default)", "The", "shortest", "job", "there", "is."] in lines
+    assert ["qwen3.6-27b", "ddtree"] in [line[:2] for line in lines]
+    assert any(line[:2] == ["wrong", "-"] for line in lines)
+    assert "wrong.yaml:" in yard.err
+    found = {item["name"]: item for item in yard.json("recipe", "list")["recipes"]}
+    assert [branch["name"] for branch in found["tiny"]["branches"]] == ["main", "slow", "broken", "oom"]
+    assert found["tiny"]["default_branch"] == "main"
+    assert found["wrong"]["faults"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("slow", "it is a branch: own-script -b slow or tiny -b slow"),
+        ("tiny:slow", "a branch is named with -b: tiny -b slow"),
+        ("xyzzy", "all branches: draftyard recipe list"),
+    ],
+)
+def test_a_branch_in_place_of_a_recipe_is_said_to_be_one(yard: Yard, word: str, hint: str) -> None:
+    assert yard.run("plan", word) == 2
+
+    assert yard.err.startswith(f"error: no recipe {word!r}; known: ")
+    assert yard.err.rstrip().endswith(hint)
+
+
+def test_an_empty_list_of_scripts_says_what_a_script_is(yard: Yard) -> None:
+    with Store(yard.root / "runs.db") as store:
+        started(store, "aaaaaaaa")
+
+    assert yard.run("ls", "--kind", "script") == 0
+    assert "script is what `draftyard smoke --script` ran, a recipe's own job is train" in " ".join(yard.err.split())
