@@ -87,8 +87,10 @@ def inspect(
 
 def choice(lot: Lot, kind: str, reader: Reader) -> Choose:
     """`reader` tells what runs on that host took beyond their plans, as `plan --host` counts it."""
-    spec = lot.settled.spec
-    seen = residuals(reader, spec, device="cuda", host=lot.name).by_stage if isinstance(spec, DFlashSpec) else {}
+    spec, is_planned = lot.settled.spec, kind in (Kind.TRAIN, Kind.SMOKE) and lot.site.facts.get("gpus")
+    seen: Mapping[str, Sequence[int]] = {}
+    if isinstance(spec, DFlashSpec) and is_planned:
+        seen = residuals(reader, spec, device="cuda", host=lot.name).by_stage
 
     def choose(promised: Mapping[str, str]) -> tuple[str, ...]:
         facts, settled = lot.site.facts, lot.settled
