@@ -45,10 +45,11 @@ CLOCK_OFFSET_S = 5.0
 
 @dataclass(frozen=True)
 class Known:
-    """A host that can be named, and what was last seen on it."""
+    """A host that can be named, and what was last seen on it. With faults of its entry it is refused when it is used."""
 
     host: Host
     seen: HostRow | None
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def known(places: Places) -> list[Known]:
     hosts = Hosts.load(places.hosts_file)
     with open_reader(places) as reader:
         seen = {row.name: row for row in reader.hosts()}
-    listed = [Known(host, seen.pop(name, None)) for name, host in hosts.by_name.items()]
+    listed = [Known(host, seen.pop(name, None), hosts.faults.get(name, ())) for name, host in hosts.by_name.items()]
     return listed + [
         Known(Host(row.name, "seen before, known no longer", address=row.address), row) for row in seen.values()
     ]

@@ -213,12 +213,19 @@ def _host_row(item: Known) -> list[str | Cell]:
         told = f"unreachable, {told}"
     hops = "".join(f" > {hop}" for hop in item.host.hops)
     address = "this machine" if item.host.is_local else (item.host.address or "-")
-    return [item.host.name, address + hops, f"{len(gpus)} x {names}" if gpus else "-", told, item.host.source]
+    where = Cell("entry at fault", colour="red") if item.faults else address + hops
+    return [item.host.name, where, f"{len(gpus)} x {names}" if gpus else "-", told, item.host.source]
 
 
 def _host_body(item: Known) -> dict[str, object]:
     host = item.host
-    body = {"name": host.name, "address": host.address, "is_local": host.is_local, "source": host.source}
+    body: dict[str, object] = {
+        "name": host.name,
+        "address": host.address,
+        "is_local": host.is_local,
+        "source": host.source,
+    }
+    body["faults"] = item.faults
     return {**body, "hops": [str(hop) for hop in host.hops], "gpus": host.gpus, "seen": item.seen}
 
 

@@ -152,6 +152,9 @@ def test_a_slip_in_an_entry_that_is_not_used_is_a_warning(yard: Yard) -> None:
     assert yard.err.count(f"warning: {told}") == 1
     assert yard.run("hosts") == 0
     assert f"warning: {told}" in yard.err
+    (line,) = [line for line in yard.out.splitlines() if line.startswith("bad ")]
+    assert "entry at fault" in line, "no address that it would be reached at"
+    assert [host["faults"] for host in yard.json("hosts")["hosts"]][-1][0].startswith(told)
     assert yard.run("launch", "tiny", "--dry-run", "--host", "bad") == 2
     assert f"error: {told}" in yard.err
 
