@@ -38,6 +38,7 @@ README_COMMANDS.sort(key=lambda line: " stop " in line)  # last: the others are 
 SHOWS = {
     "doctor": r"^ok +reach +answers",
     "plan": r"^must fit .* GiB",
+    "recipe list": r"^smollm2 +ce_kl +\S",
     "recipe show": r"^optim\.lr +\S",
     "recipe explain": r"smollm2\.yaml:\d+:\d+ +<- this one$",
     "deploy": r"^tree \w{16}, verified; ",
