@@ -2,7 +2,7 @@
 
 The values of its host's env file as that is now, and of the variables of `--env` that are set here too. A value that
 was changed since, or written out with `--env KEY=VALUE`, is not known here: the host hides it in what the job
-reports, and in what the job prints it is left to its shape.
+reports, and in what the job prints by places (`store.logs`) once that has ended; till then it is left to its shape.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ def without(tree: Any, secrets: re.Pattern[str] | None, *, names_too: bool = Tru
 
 def spans_in(logs: Mapping[str, Path], secrets: re.Pattern[str] | None) -> dict[str, list[list[int]]]:
     """Where in the newest end of each log a secret stands: first byte, and the byte after its line, as a length would tell of
-    the value. Whoever reads that log elsewhere knows by it what to leave out, also where the values are not known.
+    the value. Whoever reads that log elsewhere knows by it what to leave out, also where the values are not known. More
+    than MOST_SPANS: the first one is all the older ones.
     """
     if secrets is None:
         return {}
@@ -104,11 +105,7 @@ def _spans(log: Path, secrets: re.Pattern[bytes]) -> list[list[int]]:
     found: list[list[int]] = []
     for match in secrets.finditer(content):
         line_end = content.find(b"\n", match.end())
-        end = begin + (len(content) if line_end < 0 else line_end)
-        if found and begin + match.start() < found[-1][1]:
-            found[-1][1] = end
-        else:
-            found.append([begin + match.start(), end])
+        found.append([begin + match.start(), begin + (len(content) if line_end < 0 else line_end)])
     older, newest = found[:-MOST_SPANS], found[-MOST_SPANS:]
     return [[older[0][0], older[-1][1]], *newest] if older else newest
 

@@ -5,6 +5,7 @@ Of a run over several hosts each host's part ends by itself, and the run with th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from orchestrator.follow.status import Rules, Verdict, proof
 from orchestrator.follow.streams import AttemptPlace, torn_bytes, unread_names
 from orchestrator.observe import Evidence
 from orchestrator.redact import redact, redact_tree
-from orchestrator.store.logs import name_of_log
+from orchestrator.store.logs import STREAMS, name_of_log
 from orchestrator.store.rows import Document, FailureRow, Kind, RunRow, State
 from orchestrator.units import counted
 from remote.allocator import grows_segments
@@ -45,6 +46,7 @@ def writers(seen: Evidence) -> tuple[str, ...]:
 
 def end_part(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict) -> None:
     """Keeps how the run has ended on this host; with the last of them the run has ended."""
+    _hide(desk, run, seen)
     end = nodes.End(run.node, run.host, verdict, seen.last_words(), writers(seen), _proof(desk, run, seen, verdict))
     desk.store.end_node(run.id, run.node, run.attempt, end.dump())
     _say_torn(desk, run, seen)
@@ -67,6 +69,7 @@ def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *,
 
     Only a store that cannot be written holds it back: a run without its cause has ended all the same.
     """
+    _hide(desk, run, seen)
     first = _explained(desk, run, seen, is_stop=verdict.state is State.STOPPED) if verdict.needs_cause else None
     reason, evidence = verdict.reason, verdict.evidence
     if first is not None:
@@ -87,6 +90,15 @@ def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *,
     )
     if has_ended:
         _say_torn(desk, run, seen)
+
+
+def _hide(desk: Desk, run: RunRow, seen: Evidence) -> None:
+    """Whoever reads the logs here need not know a value to be kept from it."""
+    told = seen.last_words()
+    if "hidden" in told:
+        places = {name_of_log(stream, run.node): _spans(told, stream) for stream in STREAMS}
+        with contextlib.suppress(OSError):  # a full disk here holds up no end
+            desk.store.logs.hide(run.id, run.attempt, places)
 
 
 def _explained(desk: Desk, run: RunRow, seen: Evidence, *, is_stop: bool) -> Failure | None:
@@ -158,7 +170,7 @@ def _tail(desk: Desk, run: RunRow, stream: str, exit_file: Mapping[str, Any]) ->
     logs, name = desk.reader.logs, name_of_log(stream, run.node)
     start = max(0, logs.size_bytes(run.id, run.attempt, name) - LOG_TAIL_BYTES)
     content = logs.read(run.id, run.attempt, name, offset=start, size=LOG_TAIL_BYTES)
-    for begin, end in reversed(_spans(exit_file, stream)):  # from the end: what is put in has another length
+    for begin, end in reversed(_merged(_spans(exit_file, stream))):  # from the end: what is put in has another length
         if end > start:
             content = content[: max(0, begin - start)] + HIDDEN.encode() + content[end - start :]
     return content.decode("utf-8", "replace")
@@ -170,6 +182,17 @@ def _spans(exit_file: Mapping[str, Any], stream: str) -> list[tuple[int, int]]:
     told = hidden.get(stream) if isinstance(hidden, dict) else None
     spans = [span for span in told if isinstance(span, list) and len(span) == 2] if isinstance(told, list) else []
     return sorted((a, b) for a, b in spans if isinstance(a, int) and isinstance(b, int) and 0 <= a < b)
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of one line share their end."""
+    found: list[tuple[int, int]] = []
+    for begin, end in spans:
+        if found and begin < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
 
 
 def _failure_row(run: RunRow, found: Failure, place: int) -> FailureRow:

@@ -1,7 +1,8 @@
 """logs/<run>/<attempt>/ beside runs.db: stdout and stderr of a run, byte for byte.
 
 The follower puts bytes at an offset it keeps in the database, so a repeated write changes nothing.
-What is read has stars in the place of every secret that the reader knows by value; its length and all offsets stay.
+What is read has stars in the place of every secret that the reader knows by value, and of what its host told to be one
+(hidden.json beside the logs: places, no values); its length and all offsets stay.
 Cleaning for people (UTF-8, carriage returns, escapes) is done where they are shown.
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from orchestrator.store.faults import told_plainly
-from remote.hiding import spellings
+from remote.hiding import MOST_SPANS, spellings
+from remote.rundir import read_json, write_json
 
 STREAMS = ("stdout", "stderr")
 
@@ -53,7 +55,36 @@ class LogFolder:
                     content = log.read(margin + size + (len(secrets[0]) - 1 if secrets else 0))
             except FileNotFoundError:
                 return b""
-        return _starred(content, secrets)[margin : margin + size]
+        hidden = bytearray(_starred(content, secrets)[margin : margin + size])
+        for begin, end in self._unknown(path, stream, secrets, offset, offset + len(hidden)):
+            inside = slice(max(begin - offset, 0), min(end - offset, len(hidden)))
+            hidden[inside] = b"*" * (inside.stop - inside.start)
+        return bytes(hidden)
+
+    def hide(self, run_id: str, attempt: int, places: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        """Keeps where the attempt's host found secrets, by stream as `remote.hiding.spans_in` tells it; anew for each stream."""
+        path = self._hidden(self.path(run_id, attempt, ""))
+        kept = read_json(path) or {}
+        new = {**kept, **places}
+        new = {stream: [list(span) for span in spans] for stream, spans in new.items() if spans}
+        if new != kept:
+            write_json(path, new, mode=0o600)
+
+    def _hidden(self, log: Path) -> Path:
+        return log.with_name("hidden.json")
+
+    def _unknown(
+        self, log: Path, stream: str, secrets: Sequence[bytes], first: int, last: int
+    ) -> list[tuple[int, int]]:
+        """What its host told of these bytes and the reader does not know by value. Rises by the first byte."""
+        spans = _places(self._hidden(log), stream)
+        found = []
+        for number, (begin, end) in enumerate(spans):
+            is_here = begin < last and end > first
+            is_of_many = number == 0 and len(spans) > MOST_SPANS
+            if is_here and (is_of_many or not _begins_known(log, begin, secrets)):
+                found.append((begin, end))
+        return found
 
     def write(self, run_id: str, attempt: int, stream: str, *, offset: int, content: bytes) -> None:
         """Puts bytes at `offset` and ends the file there: what lay behind came from a write that never counted."""
@@ -70,6 +101,27 @@ class LogFolder:
 
     def forget(self, run_id: str) -> None:
         shutil.rmtree(self.root / run_id, ignore_errors=True)
+
+
+def _places(path: Path, stream: str) -> tuple[tuple[int, int], ...]:
+    try:
+        changed_ns = path.stat().st_mtime_ns
+    except OSError:
+        return ()
+    return _places_of(path, stream, changed_ns)
+
+
+@lru_cache(maxsize=16)  # a log is read in many pieces
+def _places_of(path: Path, stream: str, _changed_ns: int) -> tuple[tuple[int, int], ...]:
+    return tuple((begin, end) for begin, end in (read_json(path) or {}).get(stream, ()))
+
+
+def _begins_known(log: Path, begin: int, secrets: Sequence[bytes]) -> bool:
+    if not secrets:
+        return False
+    with log.open("rb") as stream:
+        stream.seek(begin)
+        return stream.read(len(secrets[0])).startswith(tuple(secrets))
 
 
 @lru_cache(maxsize=16)  # a log is read in many pieces

@@ -426,6 +426,7 @@ def test_of_a_killed_supervisor_the_host_still_tells_where_secrets_stand_in_the_
     assert run.evidence.endswith("; RuntimeError: 401 for [hidden]")
     with contextlib.closing(sqlite3.connect(site.store.path)) as connection:
         assert "a canary" not in "\n".join(connection.iterdump())
+    assert b"a canary" not in site.store.logs.read(run_id, 1, "stderr", offset=0, size=9999)
     assert not Path(site.place.run_dir(run_id), "env").exists()
 
 

@@ -51,6 +51,9 @@ def test_a_resume_gives_the_variables_of_the_launch_again(told: Yard, monkeypatc
         assert "canary" not in told.out
     kept = [path.name for path in told.root.rglob("*") if path.is_file() and b"two-canary" in path.read_bytes()]
     assert set(kept) == {"stdout.log"}
+    monkeypatch.setenv("TOK", "three-canary")  # another shell, or another day
+    assert told.run("logs", "@last") == 0
+    assert told.out == f"given {'*' * len('two-canary 31')}\n"
 
 
 @pytest.mark.slow

@@ -62,6 +62,26 @@ def test_a_log_is_read_with_stars_wherever_a_read_begins_or_ends(tmp_path: Path)
     assert logs.read("other234", 1, "stdout", offset=0, size=99) == content
 
 
+@pytest.mark.parametrize("known", [(), ("s3cret-word",)])
+def test_what_a_host_told_of_places_is_read_with_stars_where_no_value_is_known(
+    tmp_path: Path, known: tuple[str, ...]
+) -> None:
+    """To the end of their lines; of a value that is known here it alone is hidden."""
+    content = b"at s3cret-word, then another-one or so\nplain\nlast s3cret-word"
+    begins = [3, content.index(b"another"), len(content) - 11]
+    spans = [[begin, content.index(b"\n", begin) if begin < 40 else len(content)] for begin in begins]
+    logs = LogFolder(tmp_path, lambda _: known)
+    logs.write(RUN, 1, "stdout", offset=0, content=content)
+    logs.hide(RUN, 1, {"stdout": spans, "stderr": []})
+    first = b"***********, then " if known else b"*" * 18
+    whole = b"at " + first + b"*" * 17 + b"\nplain\nlast " + b"*" * 11
+
+    for offset in range(len(content) + 2):
+        for size in range(len(content) + 2):
+            assert logs.read(RUN, 1, "stdout", offset=offset, size=size) == whole[offset : offset + size]
+    assert logs.path(RUN, 1, "stdout").read_bytes() == content
+
+
 def test_pieces_without_a_secret_cost_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spell, change = Mock(wraps=spellings), Mock(wraps=re.sub)
     monkeypatch.setattr("orchestrator.store.logs.spellings", spell)

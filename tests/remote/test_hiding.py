@@ -52,7 +52,13 @@ def test_where_secrets_stand_in_a_log_is_told_up_to_the_end_of_their_lines(tmp_p
 
     spans = spans_in({"stdout": log, "stderr": tmp_path / "none", "other": tmp_path / "pipe"}, secrets)
 
-    assert spans == {"stdout": [[10, 5 + len(spoken)], [16 + len(spoken), log.stat().st_size]]}
+    assert spans == {
+        "stdout": [
+            [10, 5 + len(spoken)],
+            [15 + len(PASSWORD.encode()), 5 + len(spoken)],
+            [16 + len(spoken), log.stat().st_size],
+        ]
+    }
     assert spans_in({"stdout": log}, None) == {}
 
 
