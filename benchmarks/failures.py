@@ -3,6 +3,8 @@
     python -m benchmarks.failures
     pip install gpualert==0.1.6; pip install --no-deps soup-cli==0.77.0        then again: with them beside ours
 
+Best in an environment of their own, from the repository's root: ours needs no package.
+
 The corpus is the test's own (tests/orchestrator/failure_corpus.py). Two questions, because others know
 fewer words than we do: is it GPU out-of-memory or not, and is it memory of the GPU, of the host, or neither.
 Our rules were written with these texts in sight, the others' were not; neither package holds a corpus of its own.
@@ -21,6 +23,7 @@ from tests.orchestrator.failure_corpus import CORPUS, Case
 from tests.orchestrator.failure_handled import HANDLED
 from tests.orchestrator.failure_languages import LANGUAGES
 from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
+from tests.orchestrator.failure_terminals import TERMINALS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS, WRAPPERS
 
 GPU, HOST, NEITHER = "gpu", "host", "neither"
@@ -48,7 +51,7 @@ def ours(case: Case) -> str:
 
 
 def gpualert() -> Callable[[Case], str] | None:
-    """GPUAlert's own function over the text as a log would hold it; None when it is not installed."""
+    """GPUAlert's own function over the text as a log would hold it; None when it cannot be imported."""
     try:
         parse = importlib.import_module("gpualert.parse_errors").parse_errors
     except ImportError:
@@ -96,6 +99,7 @@ GROUPS: Mapping[str, Sequence[Case]] = {
     "such words about another job, day or machine": WRAPPED_QUOTATIONS,
     "handled and gone on from; a test's words; who else speaks": HANDLED,
     "other languages, labels of ranks and hosts, plain boxes, cuts": LANGUAGES,
+    "more labels, what terminals swallow, a machine's words in a sentence": TERMINALS,
 }
 
 
@@ -124,7 +128,7 @@ def main() -> int:
     classifiers = {"draftyard": ours} | {name: known for name, known in others.items() if known is not None}
     print("\n".join(table(classifiers)))
     for name in [name for name, known in others.items() if known is None]:
-        print(f"{name} is not installed: pip install {name.replace(' ', '==')}")
+        print(f"{name} cannot be imported: pip install {name.replace(' ', '==')}")
     return 0
 
 

@@ -5,21 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# Of either width; a title or a link ends with a bell or a string's end, and at the end of its line where it was cut.
-_ESCAPE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x9b[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]+[0-~]"
+# What a terminal shows nothing of: a sequence of either width, one sign by itself, a string (a title, a link, a picture) to its
+# end. One that was cut takes its line, but no traceback that begins in it; eight-bit ones without an end are wrong letters.
+_BEGINS = r"(?:  \+ Exception Group |[╭┌+][-─ ]*)?Traceback \(most recent"
+_SEQUENCE, _ENDED_STRING = r"[0-?]*[ -/]*[@-~]", r"[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+_SWALLOWED = re.compile(  # one set of signs first, by which a text without any is passed over five times as fast
+    r"[\x00-\x08\x0e-\x1b\x7f\x90\x98\x9b\x9d-\x9f\ufeff]"
+    rf"(?:(?<=\x1b)(?:\[{_SEQUENCE}|[\]PX^_](?:{_ENDED_STRING}|(?:(?!{_BEGINS})[^\x07\x1b\x9c\n])*)|[ -/]*[0-~])"
+    rf"|(?<=\x9b){_SEQUENCE}|(?<=[\x90\x98\x9d-\x9f]){_ENDED_STRING}|(?<=[\x00-\x08\x0e-\x1a\x7f\ufeff]))"
 )
+_CTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
 _PREFIX = re.compile(
-    r"^(\[(?:rank|default)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>:\s?|\[\d+\]:\s?|\([^()]*pid=\d+[^()]*\)\s)"
+    r"^(\[(?:rank|default)\d+\]:\s?|\[\d+\]:\s?|\([^()]*pid=\d+[^()]*\)\s"
+    rf"|(?P<time>{_CTIME})?(?:\[[^\[\]\s]{{1,80}}\]){{1,2}}<std(?:err|out)>:\s?|{_CTIME}<std(?:err|out)>:\s?)"
 )
 _DATED = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d)"
 _JOURNAL = re.compile(rf"^{_DATED} \S+ (?:kernel: (?:\[[ \d.]+\] )?|(?P<process>[\w./-]+\[\d+\]): ?)")
 _CONTAINER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z (?:(?:stdout|stderr) F )?")
-# Of whole lines as `srun -l`, pdsh and DeepSpeed's runner label them, by task, rank or host: with a number, no class, and a
-# blank behind it, which an empty line may have lost; `grep -r` puts none between a file's name and its line.
-_LABEL = re.compile(r"^ {0,5}(?P<label>(?!\d{4}-)(?=[a-z.-]*\d)[a-z0-9][\w.-]{0,63}):(?: |$)")
+# Of whole lines as launchers label them, by task, rank, host or pod: a name with a number in it before `:` or `  |`, a word
+# and a number before `:`, or one of both in brackets; no date and no clock, though one may stand before it or behind it;
+# and a blank behind, which an empty line may have lost: `grep -r` puts none between a file's name and its line.
+_DATE = r"(?:(?:\[?(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) )?"
+_NO_CLOCK = r"(?!\d{4}-\d\d|\d{7,}\b|\d+\.\d+\]|\d+:\d)"
+_LABEL = re.compile(
+    rf"^{_DATE} {{0,5}}(?P<label>{_NO_CLOCK}(?:(?=[A-Za-z._-]*\d)[A-Za-z0-9][\w.-]{{0,63}}(?=:| {{1,64}}\|)|[A-Za-z]{{1,16}} \d{{1,6}}(?=:))"
+    rf"|\[{_NO_CLOCK}(?=[^\]\d]*\d)(?:[A-Za-z]{{1,16}} )?[A-Za-z0-9][\w./:-]{{0,95}}\])(?::| {{1,64}}\|)?(?: {_DATE}|$)"
+)
 _ENDED = re.compile(
     r"^(?:srun: error: \S+: tasks? (?P<tasks>[\d,-]+): |pdsh@\S+: (?P<host>\S+): (?:ssh |mcmd )?exited with exit code )"
+    r"|^(?P<service>\S+) exited with code [1-9]"
 )
 # With signs of boxes, and as rich draws it where the stream takes ASCII alone.
 _BOX = re.compile(
@@ -31,10 +45,12 @@ _BOXED_SOURCE = re.compile(r"^[│|] (?:❱|\\u2771|[?>]) +\d+ (?P<source>.*?) *
 _INSIDE = re.compile(r"^ +\| ?")
 _BETWEEN = re.compile(r"^ +\+")
 _HEADER = "Traceback (most recent call last):"
+_GROUP = f"  + Exception Group {_HEADER}"
 
 
-def without_colours(text: str) -> str:
-    return _ESCAPE.sub("", text)
+def as_shown(text: str) -> str:
+    """What a terminal would show of it: no colours, titles, modes, bells."""
+    return _SWALLOWED.sub("", text)
 
 
 def lines_of(text: str) -> list[str]:
@@ -47,16 +63,19 @@ def labels_of(lines: Sequence[str]) -> frozenset[str]:
     """Labels that stand before each line of a traceback: before its first one, and before the frame that comes next."""
     if not any("Traceback (" in line and not line.startswith("Traceback") for line in lines):
         return frozenset()
-    begun: set[str] = set()
+    begun: set[tuple[str, str]] = set()
     found: set[str] = set()
     for line in lines:
+        if not begun and "Traceback (" not in line:
+            continue
         dated = _CONTAINER.match(line)
         label, rest = _labelled(line[dated.end() :] if dated is not None else line)
-        if rest.startswith(_HEADER) or is_box(rest):
-            begun.add(label)
-        elif label in begun:
-            begun.remove(label)
-            if rest.lstrip().startswith('File "') or rest.startswith(BOX_SIDES):
+        mark, rest = _marked(rest)
+        if rest.startswith((_HEADER, _GROUP)) or is_box(rest):
+            begun.add((label, mark))
+        elif (label, mark) in begun:
+            begun.remove((label, mark))
+            if rest.lstrip(" |").startswith('File "') or rest.startswith(BOX_SIDES):
                 found.add(label)
     return frozenset(found - {""})
 
@@ -64,9 +83,9 @@ def labels_of(lines: Sequence[str]) -> frozenset[str]:
 def told_labels(lines: Sequence[str], labels: frozenset[str]) -> frozenset[str]:
     """Those of `labels` whose launcher says that they ended: theirs are processes' for sure, and no words of one job's."""
     told = [found for line in lines if (found := _ENDED.match(line))] if labels else []
-    hosts = {found["host"] for found in told}
+    names = {found["host"] or found["service"] for found in told}
     has_tasks = any(found["tasks"] for found in told)
-    return frozenset(label for label in labels if label in hosts or (has_tasks and label.isdecimal()))
+    return frozenset(label for label in labels if label in names or (has_tasks and label.isdecimal()))
 
 
 def _labelled(line: str) -> tuple[str, str]:
@@ -74,18 +93,25 @@ def _labelled(line: str) -> tuple[str, str]:
     return ("", line) if found is None else (found["label"], line[found.end() :])
 
 
-def split_prefix(line: str, labels: frozenset[str] = frozenset()) -> tuple[str, str]:
-    """What tells a line's process from others, "" where nothing does; and the line without it and without its date."""
+def split_prefix(line: str, labels: frozenset[str] = frozenset()) -> tuple[str, str, str]:
+    """A label, what else tells a line's process from others, each "" where there is none; the line without both and its date."""
     journal = _JOURNAL.match(line)
     if journal is not None:
-        return journal["process"] or "", line[journal.end() :]
+        return "", journal["process"] or "", line[journal.end() :]
     dated = _CONTAINER.match(line)
     rest = line[dated.end() :] if dated is not None else line
-    found = _PREFIX.match(rest)
-    if found is not None:
-        return found[0].strip(), rest[found.end() :]
-    label, own = _labelled(rest) if labels else ("", rest)
-    return (label, own) if label in labels else ("", rest)
+    mark, own = _marked(rest)
+    if mark or not labels:
+        return "", mark, own
+    label, own = _labelled(rest)
+    return (label, *_marked(own)) if label in labels else ("", "", rest)
+
+
+def _marked(line: str) -> tuple[str, str]:
+    found = _PREFIX.match(line)
+    if found is None:
+        return "", line
+    return found[0].removeprefix(found["time"] or "").strip(), line[found.end() :]
 
 
 def is_box(line: str) -> bool:

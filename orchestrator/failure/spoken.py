@@ -16,10 +16,13 @@ _CLASS = r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Failed|OutOfMemory)(?:\([\w.
 HEAD = rf"\A\s*(?:what\(\):\s+)?(?:{_CLASS}(?:: ?|\(['\"]))*"
 
 # An exception of these speaks of another process, or of what no longer matters, whatever words it holds.
-ELSEWHERE = (
+_ANSWERED = (  # by another machine
     r"Connect\w*(Error|Refused|Reset|Timeout)|Timeout|HTTP|Http|Rpc|(^|\.)API(Status|Connection|Response)?Error|CommError"
-    r"|InternalServer|ServerError|ClientError|CalledProcessError|Warning$|BrokenPipe|BrokenProcessPool|DistNetworkError"
-    r"|DistStoreError|ChildFailedError|SignalException"
+    r"|InternalServer|ServerError|ClientError"
+)
+ELSEWHERE = (
+    rf"{_ANSWERED}|CalledProcessError|Warning$|BrokenPipe|BrokenProcessPool|DistNetworkError|DistStoreError|ChildFailedError"
+    r"|SignalException"
 )
 
 # A wrapper of the same job says which part of it failed, or what it did, then the whole text:
@@ -61,6 +64,18 @@ _RUST = re.compile(r"\(os error (?P<number>\d{1,4})\)\W*\Z")
 _BY_SYSTEM = re.compile(rf"(?:\A|: )(?:I/?O [Ee]rror|[\w.]*{OF_SYSTEM})\Z")
 _PATH = re.compile(r"(?<![\w/])[~.]{0,2}/[^\s:]+|\bI/O\b")
 
+# Before a machine's own words (a full disk, no memory, a kill, a lost card), which stand anywhere in an error's sentence: it
+# tells of another day, job or machine, of a log, of what a test or a reader met. What failed or could not be done is its own.
+_OF_ANOTHER = re.compile(
+    r"(?i)\b(yesterday|last (night|week|month|time|run|job|lines?|words?)|previous\w*|earlier|ago|old (run|job|log)s?|notes? (of|says?)"
+    r"|replied|answered|sa(ys?|id|w)|seen|told|(in|from|of|see) (\w+ )?logs?|logs? (has|holds|ends|shows)|jobs?|run \w+|servers?"
+    r"|service|peer|remote|clients?|ssh|https?|should|handlers?|patterns?|tests? \w+ed|\d{4}-\d\d-\d\d)\b(?![/.]\w)"
+    r"|\b(was|were|read|found|known|expect\w*)\W*\Z"
+)
+_NAMED = re.compile(rf"\b{_CLASS}|\[Errno \d+\]")
+_SENTENCE = re.compile(r"(?<!:)\n")
+_MOST_BEFORE = 400  # characters
+
 # A process, a thread or a compiler hands on the error of another part of the same job, with its traceback or its line.
 _CARRIES = re.compile(
     rf"(?m)^[ \t]*(?:{_CLASS}: )?(Caught \w+ in |-- Process \d+ terminated with the following error|backend='\w+' raised"
@@ -80,10 +95,18 @@ def own_words(kind: str, message: str) -> tuple[str, str]:
     found = None if _NO_WRAPPER.search(kind) else _WRAPPED.match(message)
     if found is None or (found["short"] and not found["kind"]):
         return kind, message
-    before = _OWN_PLACE.sub("", found["before"])
-    if _QUOTES.search(before) or not _FAILED.search(before):
-        return kind, message
-    return found["kind"] or kind, found["own"]
+    return (found["kind"] or kind, found["own"]) if _tells_failure(found["before"]) else (kind, message)
+
+
+def _tells_failure(before: str) -> bool:
+    """Of a part of this job, and quotes nothing."""
+    own = _OWN_PLACE.sub("", before)
+    return _FAILED.search(own) is not None and _QUOTES.search(own) is None
+
+
+def announces_quotation(kind: str, message: str) -> bool:
+    """Whether what is printed below a message is none of a part's that failed, but quoted."""
+    return message.rstrip().endswith(":") and (_NO_WRAPPER.search(kind) is not None or not _tells_failure(message))
 
 
 def _numbered(kind: str, message: str) -> tuple[str, str] | None:
@@ -98,10 +121,17 @@ def _numbered(kind: str, message: str) -> tuple[str, str] | None:
     found = _NUMBERED.match(message)
     if found is None:
         return None
-    before = _OWN_PLACE.sub("", found["before"])
-    has_class_alone = re.fullmatch(rf"(?:{_CLASS}: ?)*", before)
-    is_own = has_class_alone or (_FAILED.search(before) and not _QUOTES.search(before))
+    has_class_alone = re.fullmatch(rf"(?:{_CLASS}: ?)*", found["before"])
+    is_own = has_class_alone or _tells_failure(found["before"])
     return (found["kind"], found["own"]) if is_own else None
+
+
+def is_of_another(kind: str, before: str) -> bool:
+    """Whether a machine's words in an error of class `kind` are those of another day, job or machine, by what stands before them."""
+    if re.search(_ANSWERED, kind):
+        return True
+    sentence = _SENTENCE.split(before[-_MOST_BEFORE:])[-1]
+    return _OF_ANOTHER.search(_NAMED.sub("", _PATH.sub("", _OWN_PLACE.sub("", sentence)))) is not None
 
 
 def carries(kind: str, message: str) -> bool:

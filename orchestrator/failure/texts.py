@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.failure import xid
 from orchestrator.failure.oom_text import numbers, shortage
-from orchestrator.failure.spoken import ELSEWHERE, HEAD, OF_SYSTEM, ONLY_TELLS, carried, own_words
+from orchestrator.failure.spoken import ELSEWHERE, HEAD, OF_SYSTEM, ONLY_TELLS, carried, is_of_another, own_words
 from orchestrator.store.rows import Reason
 
 EXCEPTION = "exception"  # failed by an exception that no rule knows better
@@ -352,7 +352,7 @@ _TABLE: tuple[_Rule, ...] = (
     (
         _ANY,
         r"killed by signal: Killed|exitcode: -9|exit code -9\b|Signal 9 \(SIGKILL\)|died with <Signals\.SIGKILL"
-        rf"|^(Killed|{KILLED_ELSEWHERE})$|\d+ (Killed|{KILLED_ELSEWHERE}) +\S",
+        rf"|^(Killed|{KILLED_ELSEWHERE})$|\d+ (Killed|{KILLED_ELSEWHERE}) +\S|^(zsh:|\[\d+\] .*) killed {{2}}|^fish: .* SIGKILL\b",
         _maybe_host,
     ),
     # disks
@@ -390,7 +390,9 @@ def meaning(kind: str, message: str) -> Meaning:
             return found
     kind, text = own_words(kind, message)
     for class_pattern, message_pattern, mean in _RULES:
-        if class_pattern.search(kind) and message_pattern.search(text):
+        if class_pattern.search(kind) and (words := message_pattern.search(text)):
             meant = mean(text)
-            return _quoted(text) if meant.kind != EXCEPTION and ONLY_TELLS.search(kind) else meant
+            words_alone = kind and not class_pattern.pattern  # a class of its own says whose words they are
+            tells = ONLY_TELLS.search(kind) or (words_alone and is_of_another(kind, text[: words.start()]))
+            return _quoted(text) if tells and meant.kind != EXCEPTION else meant
     return Meaning(EXCEPTION, "")

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.failure.coats import (
     BOX_ENDS,
     BOXED_FRAME,
+    as_shown,
     boxed_source,
     is_box,
     labels_of,
@@ -22,9 +23,8 @@ from orchestrator.failure.coats import (
     opened,
     split_prefix,
     told_labels,
-    without_colours,
 )
-from orchestrator.failure.spoken import carries
+from orchestrator.failure.spoken import announces_quotation, carries
 from orchestrator.failure.texts import EXCEPTION, KILLED_ELSEWHERE, meaning
 
 MESSAGE_LINES = 400  # of an exception's message in a log: it may hold a traceback of its own
@@ -43,6 +43,7 @@ _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python3|<frozen|<string
 _SYSTEM = re.compile(
     rf"^((?:Killed|{KILLED_ELSEWHERE})|Bus error.*|.* Killed +python.*|(?:/\S+: )?line \d+: +\d+ (?:Killed|Bus error).*"
     rf"|\S+ ?: \w+ \d+ ?: +\d+ (?:{KILLED_ELSEWHERE}) +\S.*|srun: error: \S+: tasks? [\d,-]+: Out Of Memory\s*"
+    r"|(?:zsh:|\[\d+\] +[+-] +\d+) killed {2,}\S.*|fish: .* terminated by signal SIGKILL\b.*"
     r"|ERROR: Unexpected bus error.*|slurmstepd: error: Detected \d+ oom.?kill.*"
     r"|\S+:\d+:\d+ \[\d+\](?: \S+:\d+)? NCCL WARN .*(?:out of memory|CUDA calloc|shared memory|posix_fallocate|shm).*"
     r"|\[[ \d.]+\] .*(?:Out of memory: Kill|Memory cgroup out of memory|invoked oom-killer|NVRM: Xid).*"
@@ -103,20 +104,28 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """In the order in which they begin; processes are told apart by the prefix of their lines."""
     lines: dict[str, list[tuple[int, str]]] = {}
-    all_lines = lines_of(without_colours(text))
+    all_lines = lines_of(as_shown(text))
     labels = labels_of(all_lines)
-    unsure = labels - told_labels(all_lines, labels)
+    told, unsure = told_labels(all_lines, labels), set[str]()
     for number, line in enumerate(all_lines):
-        prefix, rest = split_prefix(line, labels)
-        behind = _BEHIND_BAR.match(rest)
+        label, prefix, rest = split_prefix(line, labels)
+        if label:
+            prefix = f"{label} {prefix}".strip()
+            if label not in told:
+                unsure.add(prefix)
+        behind = _BEHIND_BAR.match(rest) if _TRACEBACK in rest else None
         parts = [rest] if behind is None else [behind["bar"], behind["rest"]]
         lines.setdefault(prefix, []).extend((number, part) for part in parts)
     found_blocks = [item for prefix, own in lines.items() for item in _own_blocks(prefix, own)]
-    for _, block in sorted(found_blocks, key=lambda item: item[0]):
-        yield replace(block, is_labelled=block.prefix in unsure)
+    ends = [(last, block.raised[-1]) for _, last, block in found_blocks if not block.prefix]
+    announced = {last + 1 for last, raised in ends if announces_quotation(raised.kind, raised.text)}
+    for number, _, block in sorted(found_blocks, key=lambda item: item[0]):
+        if not (block.prefix in unsure and number in announced):
+            yield replace(block, is_labelled=block.prefix in unsure)
 
 
-def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Block]]:
+def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int, Block]]:
+    """With the numbers of its first line and its last."""
     at, texts = 0, [text for _, text in lines]
     before: int | None = None  # the line after the traceback before this one
     while at < len(lines):
@@ -129,13 +138,14 @@ def _own_blocks(prefix: str, lines: Sequence[tuple[int, str]]) -> Iterator[tuple
                 ignored = any(_IGNORED.match(text) for text in texts[max(0, at - 2) : at])
                 yield (
                     number,
+                    lines[end - 1][0],
                     Block(prefix, tuple(raised), "\n".join(texts[at:end]), follows=follows, is_ignored=ignored),
                 )
                 before = end - raised[-1].text.count("\n")  # what goes on unindented may be the program that does
             at = max(end, at + 1)
             continue
         if _SYSTEM.match(line):
-            yield number, Block(prefix, (Raised("", line.strip()),), line, is_system=True)
+            yield number, number, Block(prefix, (Raised("", line.strip()),), line, is_system=True)
         at += 1
 
 
@@ -177,7 +187,7 @@ def _read_remote(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
 def _read_group(lines: Sequence[str], at: int) -> tuple[int, list[Raised]]:
     """The line after an exception group, and what is in it: first what its parts raised, last the group itself."""
     end, inside = opened(lines, at)
-    found = [raised for _, block in _own_blocks("", list(enumerate(inside))) for raised in block.raised]
+    found = [raised for *_, block in _own_blocks("", list(enumerate(inside))) for raised in block.raised]
     return end, [*found[1:], *found[:1]]
 
 

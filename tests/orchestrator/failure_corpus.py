@@ -8,6 +8,7 @@ from tests.orchestrator.failure_case import GIB, KIB, Case, gib, mib
 from tests.orchestrator.failure_handled import HANDLED
 from tests.orchestrator.failure_languages import LANGUAGES
 from tests.orchestrator.failure_quotes import COATS, MORE_ALLOCATOR, MORE_DRIVER, OTHER_MEMORY, QUOTATIONS
+from tests.orchestrator.failure_terminals import TERMINALS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS, WRAPPERS
 
 __all__ = ["CORPUS", "FATAL_XIDS", "LOOK_ALIKES", "OTHER_XIDS", "Case", "gib", "xid_line"]
@@ -699,4 +700,5 @@ CORPUS = [
     *WRAPPED_QUOTATIONS,
     *HANDLED,
     *LANGUAGES,
+    *TERMINALS,
 ]

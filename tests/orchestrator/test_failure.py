@@ -14,6 +14,7 @@ from tests.orchestrator.failure_corpus import CORPUS, FATAL_XIDS, LOOK_ALIKES, O
 from tests.orchestrator.failure_handled import HANDLED
 from tests.orchestrator.failure_languages import LANGUAGES
 from tests.orchestrator.failure_quotes import FRAME, HEADER, OTHER_MEMORY, QUOTATIONS
+from tests.orchestrator.failure_terminals import TERMINALS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -47,7 +48,7 @@ def test_every_text_of_the_corpus_is_told_for_what_it_is(case: Case) -> None:
         assert first.hint
 
 
-@pytest.mark.parametrize("case", [case for case in LANGUAGES if case.raised], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in (*LANGUAGES, *TERMINALS) if case.raised], ids=lambda case: case.name)
 def test_what_an_exception_means_is_the_same_in_a_log(case: Case) -> None:
     """There its class does not stand in front of its message a second time."""
     (found,) = from_log(f"{HEADER}{FRAME}{case.raised}: {case.text}\n", "stderr")
@@ -63,7 +64,7 @@ def test_the_corpus_is_large_and_no_look_alike_is_called_gpu_oom() -> None:
         *QUOTATIONS,
         *OTHER_MEMORY,
         *WRAPPED_QUOTATIONS,
-        *(case for case in (*HANDLED, *LANGUAGES) if case.kind != "gpu_oom"),
+        *(case for case in (*HANDLED, *LANGUAGES, *TERMINALS) if case.kind != "gpu_oom"),
     )
     assert [case.name for case in alike for item in found_in(case) if item.kind == "gpu_oom"] == []
 
@@ -319,6 +320,20 @@ def test_ranks_are_told_apart_by_the_prefix_of_their_lines() -> None:
         ("stderr [rank0]", "exception"),
     ]
     assert found[1].is_echo
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [("the pod of yesterday said", ["exception"]), ("rank 0 failed, its words", ["exception", "gpu_oom"])],
+)
+def test_labelled_lines_below_a_message_are_quoted_unless_it_tells_of_a_part_that_failed(
+    words: str, kinds: list[str]
+) -> None:
+    below = "".join(f"[rank-0] {line}" for line in GONE.splitlines(keepends=True))
+
+    found = from_log(f"{HEADER}{FRAME}RuntimeError: {words}:\n{below}", "stderr")
+
+    assert [failure.kind for failure in found] == kinds
 
 
 def test_stdout_is_a_witness_only_when_nobody_else_speaks() -> None:
