@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ class Yard:
     def run(self, *words: str) -> int:
         """The exit code; what was said is in `out` and `err`."""
         self._capsys.readouterr()
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         with pytest.raises(SystemExit) as ended:
             cli.main(list(words))
+        for number, handler in before.items():  # a follower hears them until its process ends
+            signal.signal(number, handler)
         self.out, self.err = self._capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return ended.value.code
