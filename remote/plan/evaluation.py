@@ -17,6 +17,7 @@ from remote.plan.memory import (
     Component,
     context_bytes,
     libraries,
+    positions,
     row_bytes,
     target_bytes,
     token_bytes,
@@ -100,14 +101,17 @@ def _estimated(spec: DFlashSpec, at: Sizes, text: int) -> Iterator[list[Componen
     slots = blocks * (at.block_size - 1)
     drafted = replace(at, context_tokens=text, blocks=blocks, supervised_slots=slots)
     context = Component("context features", context_bytes(drafted, 3 * at.hidden), "3·S·H")
+    around = positions(spec, drafted)
     yield [
         features,
         context,
+        around,
         Component("one live layer", passing_layer(spec, drafted), "of a block at every token of an answer"),
     ]
     yield [
         features,
         context,
+        around,
         Component("drafted blocks", token_bytes(drafted, 3 * at.hidden), "3·T·H"),
         _drafted(at, slots),
     ]

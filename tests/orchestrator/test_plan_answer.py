@@ -106,15 +106,15 @@ def test_the_pass_stands_in_the_head_alone(places: Places, capacity_bytes: int |
     ("gib", "verdict", "helps"),
     [
         (95, ": fits, 44.54 GiB left", None),
-        (60, ": tight, the evaluation at the end leaves 0.20 GiB; a step leaves 9.54 GiB", None),
+        (60, ": tight, the evaluation at the end leaves 0.19 GiB; a step leaves 9.54 GiB", None),
         (
             56,
-            "3.80 GiB too much, in the evaluation at the end; the target's pass before training leaves 1.21 GiB; a step leaves 5.54 GiB",
+            "3.81 GiB too much, in the evaluation at the end; the target's pass before training leaves 1.21 GiB; a step leaves 5.54 GiB",
             f"--set {AT_END}, which leaves the evaluation at the end out",
         ),
         (
             52,
-            "7.80 GiB too much, in the evaluation at the end; the target's pass",
+            "7.81 GiB too much, in the evaluation at the end; the target's pass",
             f"lines below; --set {AT_END}, as the",
         ),
     ],
@@ -127,7 +127,7 @@ def test_the_evaluation_at_the_end_counts_in_the_verdict_and_says_what_leaves_it
     assert verdict in page[2]
     assert [helps in line for line in page if line.startswith("what helps")] == ([] if helps is None else [True])
     line = _item(page, "evaluation")
-    assert "59.80 GiB at the end" in line
+    assert "59.81 GiB at the end" in line
     assert "an estimate that no card has verified" in line
     assert line.endswith(f"; --set {AT_END} leaves it out")
     page = _page(places, "qwen3.6-27b", branch="ddtree", capacity_bytes=gib * GIB, overrides=[AT_END])
