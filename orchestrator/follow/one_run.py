@@ -25,7 +25,7 @@ from orchestrator.follow.streams import AttemptPlace, Caught, catch_up
 from orchestrator.observe import Evidence, observe
 from orchestrator.shell.stream import StreamShell
 from orchestrator.store.ingest import is_supervisor
-from orchestrator.store.rows import AttemptRow, Document, IntentRow, Reason, RunRow, State
+from orchestrator.store.rows import NO_SUPERVISOR, AttemptRow, Document, IntentRow, Reason, RunRow, State
 from orchestrator.workplace import Workplace
 
 NEVER_STARTED_S = 3600.0  # a launch of which nobody can tell whether it lives has died by then, if it got nowhere
@@ -347,7 +347,8 @@ def _apply(desk: Desk, run: RunRow, verdict: Verdict | None) -> None:
     if verdict is None or run.node > 0:  # of several hosts the first one speaks while the run lives
         return
     now = desk.reader.run(run.id)
-    if (now.state, now.reason) != (verdict.state, verdict.reason):
+    is_news = (now.state, now.reason) != (verdict.state, verdict.reason)
+    if is_news or (verdict.evidence == NO_SUPERVISOR and now.evidence != NO_SUPERVISOR):
         desk.store.set_state(
             run.id, verdict.state, reason=verdict.reason, evidence=verdict.evidence, attempt=run.attempt
         )

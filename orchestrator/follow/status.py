@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator.store.rows import AttemptRow, Kind, Reason, RunRow, State
+from orchestrator.store.rows import NO_SUPERVISOR, AttemptRow, Kind, Reason, RunRow, State
 from remote.sampler import HELD_BYTES
 from remote.wire import LATEST_S
 
@@ -211,7 +211,7 @@ def _alive(seen: Evidence, known: Known, rules: Rules) -> Verdict | None:
     if seen.attempt is None:
         return Verdict(State.RUNNING, None, "the run's folder is gone from the host, its processes live")
     if not seen.supervisor_alive:
-        return Verdict(State.RUNNING, None, "the job lives; its supervisor was killed, so no exit file will come")
+        return Verdict(State.RUNNING, None, NO_SUPERVISOR)
     limit_s = stall_limit_s(known.step_seconds, rules)
     if limit_s is not None and known.silent_s > limit_s:
         text = (

@@ -33,6 +33,7 @@ class State(StrEnum):
 
 
 FINAL_STATES = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.LOST})
+NO_SUPERVISOR = "the job lives; its supervisor was killed, so no exit file will come"  # evidence of a run that goes on
 
 
 class Reason(StrEnum):

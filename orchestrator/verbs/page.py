@@ -9,7 +9,7 @@ import click
 from orchestrator.actions.history import RunPage, exported_path
 from orchestrator.actions.log_text import inert
 from orchestrator.actions.wishes import kill_in_s
-from orchestrator.store.rows import IMPORTED, FailureRow, Kind, NodeRow, RunRow, State
+from orchestrator.store.rows import IMPORTED, NO_SUPERVISOR, FailureRow, Kind, NodeRow, RunRow, State
 from orchestrator.units import duration, is_told_newest, spoken
 from orchestrator.verbs.held_page import TELLING, held_rows
 from orchestrator.verbs.leads import can_be_decoded, newest_checkpoint, next_steps, place_of
@@ -58,7 +58,8 @@ def _head(run: RunRow) -> list[str]:
 def _state(page: RunPage, now_s: float) -> list[str]:
     run = page.run
     items = [("state", state_and_step(run) + (f", {run.stage}" if run.stage and not run.state.is_final else ""))]
-    if run.state is not State.RUNNING or page.intents:  # that it has begun is no reason
+    is_well = run.state is State.RUNNING and run.reason is None and run.evidence != NO_SUPERVISOR
+    if not is_well or page.intents:  # that it has begun is no reason
         items.append(("because", run.evidence or "-"))
     if run.removed_s is not None:
         items.append(("in the bin", f"since {clock(run.removed_s)}; no list shows it"))

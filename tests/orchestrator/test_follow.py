@@ -382,10 +382,12 @@ def test_a_killed_supervisor_leaves_a_running_job_and_then_its_last_word(site: S
     supervisor = _supervisor(site, run_id)
 
     os.kill(supervisor, signal.SIGKILL)
+    told = site.wait(run_id, lambda run: "its supervisor was killed" in run.evidence)
     enough.touch()
     run = site.wait(run_id, lambda run: run.state.is_final)
     follower.join(timeout=PATIENCE_S)
 
+    assert told.state is State.RUNNING
     assert run.state == State.SUCCEEDED
     assert "its supervisor was killed" in run.evidence
     assert losses(site, run_id) == list(range(1, (run.step or 0) + 1))

@@ -20,7 +20,7 @@ from orchestrator.actions.plans import plan_body
 from orchestrator.actions.rank_places import rank_places
 from orchestrator.errors import UsageError
 from orchestrator.recipe import load_recipe
-from orchestrator.store.rows import Document, FailureRow, State
+from orchestrator.store.rows import NO_SUPERVISOR, Document, FailureRow, State
 from orchestrator.store.writes import Store
 from orchestrator.verbs.history import series_table
 from orchestrator.verbs.leads import next_steps
@@ -139,7 +139,12 @@ def test_a_live_run_says_how_old_its_newest_word_is(places: Places) -> None:
         store.ingest(batch(steps(1, 3), run_id="kliveaaa"))
         store.set_state("kliveaaa", State.RUNNING, evidence="its job has begun to report")
 
-    assert re.search(r"^newest word +.*ago$", _text(places, "kliveaaa"), re.M)
+        text = _text(places, "kliveaaa")
+        store.set_state("kliveaaa", State.RUNNING, evidence=NO_SUPERVISOR)
+
+    assert re.search(r"^newest word +.*ago$", text, re.M)
+    assert "because" not in text
+    assert f"because      {NO_SUPERVISOR}\n" in _text(places, "kliveaaa")  # nothing else says so while it lives
 
 
 def test_what_never_began_says_why_where_its_failure_is_asked_for(places: Places) -> None:
