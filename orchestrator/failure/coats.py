@@ -8,15 +8,16 @@ from collections.abc import Sequence
 # What a terminal shows nothing of: a sequence of either width, one sign by itself, a string (a title, a link, a picture) to its
 # end. One that was cut takes its line, but no traceback that begins in it; eight-bit ones without an end are wrong letters.
 _BEGINS = r"(?:  \+ Exception Group |[╭┌+][-─ ]*)?Traceback \(most recent"
-_SEQUENCE, _ENDED_STRING = r"[0-?]*[ -/]*[@-~]", r"[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+_SEQUENCE = r"[0-?]*[ -/]*[@-~]"
+_ENDED_STRING = r"[^\x07\x1b\x90\x98\x9c-\x9f\n]*(?:\x07|\x1b\\|\x9c)"  # no other begins in it: each sign is read once
 _SWALLOWED = re.compile(  # one set of signs first, by which a text without any is passed over five times as fast
     r"[\x00-\x08\x0e-\x1b\x7f\x90\x98\x9b\x9d-\x9f\ufeff]"
-    rf"(?:(?<=\x1b)(?:\[{_SEQUENCE}|[\]PX^_](?:{_ENDED_STRING}|(?:(?!{_BEGINS})[^\x07\x1b\x9c\n])*)|[ -/]*[0-~])"
+    rf"(?:(?<=\x1b)(?:\[{_SEQUENCE}|k{_ENDED_STRING}|[\]PX^_](?:{_ENDED_STRING}|(?:(?!{_BEGINS})[^\x07\x1b\x9c\n])*)|[ -/]*[0-~])"
     rf"|(?<=\x9b){_SEQUENCE}|(?<=[\x90\x98\x9d-\x9f]){_ENDED_STRING}|(?<=[\x00-\x08\x0e-\x1a\x7f\ufeff]))"
 )
 _CTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
 _PREFIX = re.compile(
-    r"^(\[(?:rank|default)\d+\]:\s?|\[\d+\]:\s?|\([^()]*pid=\d+[^()]*\)\s"
+    r"^(\[(?:rank|default)\d+\]:\s?|\[\d+\]:\s?|\((?=[^()]*pid=\d)[^()]*\)\s"
     rf"|(?P<time>{_CTIME})?(?:\[[^\[\]\s]{{1,80}}\]){{1,2}}<std(?:err|out)>:\s?|{_CTIME}<std(?:err|out)>:\s?)"
 )
 _DATED = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d)"
@@ -24,12 +25,12 @@ _JOURNAL = re.compile(rf"^{_DATED} \S+ (?:kernel: (?:\[[ \d.]+\] )?|(?P<process>
 _CONTAINER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z (?:(?:stdout|stderr) F )?")
 # Of whole lines as launchers label them, by task, rank, host or pod: a name with a number in it before `:` or `  |`, a word
 # and a number before `:`, or one of both in brackets; no date and no clock, though one may stand before it or behind it;
-# and a blank behind, which an empty line may have lost: `grep -r` puts none between a file's name and its line.
+# and a blank behind (`[trainer0]:` needs none), which an empty line may have lost: `grep -r` puts none behind a file's name.
 _DATE = r"(?:(?:\[?(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) )?"
 _NO_CLOCK = r"(?!\d{4}-\d\d|\d{7,}\b|\d+\.\d+\]|\d+:\d)"
 _LABEL = re.compile(
-    rf"^{_DATE} {{0,5}}(?P<label>{_NO_CLOCK}(?:(?=[A-Za-z._-]*\d)[A-Za-z0-9][\w.-]{{0,63}}(?=:| {{1,64}}\|)|[A-Za-z]{{1,16}} \d{{1,6}}(?=:))"
-    rf"|\[{_NO_CLOCK}(?=[^\]\d]*\d)(?:[A-Za-z]{{1,16}} )?[A-Za-z0-9][\w./:-]{{0,95}}\])(?::| {{1,64}}\|)?(?: {_DATE}|$)"
+    rf"^{_DATE} {{0,5}}(?P<label>{_NO_CLOCK}(?:(?=[A-Za-z._-]*\d)[A-Za-z0-9][\w.-]{{0,63}}(?=:|\t| {{1,64}}\|)|[A-Za-z]{{1,16}} \d{{1,6}}(?=:))"
+    rf"|\[{_NO_CLOCK}(?=[^\]\d]*\d)(?:[A-Za-z]{{1,16}} )?[A-Za-z0-9][\w./:-]{{0,95}}\])(?::| {{1,64}}\|)?(?: {_DATE}|\t|$|(?<=\]:))"
 )
 _ENDED = re.compile(
     r"^(?:srun: error: \S+: tasks? (?P<tasks>[\d,-]+): |pdsh@\S+: (?P<host>\S+): (?:ssh |mcmd )?exited with exit code )"

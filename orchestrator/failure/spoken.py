@@ -67,9 +67,9 @@ _PATH = re.compile(r"(?<![\w/])[~.]{0,2}/[^\s:]+|\bI/O\b")
 # Before a machine's own words (a full disk, no memory, a kill, a lost card), which stand anywhere in an error's sentence: it
 # tells of another day, job or machine, of a log, of what a test or a reader met. What failed or could not be done is its own.
 _OF_ANOTHER = re.compile(
-    r"(?i)\b(yesterday|last (night|week|month|time|run|job|lines?|words?)|previous\w*|earlier|ago|old (run|job|log)s?|notes? (of|says?)"
+    r"(?i)(?<![\w/.-])(yesterday|last (night|week|month|time|run|job|lines?|words?)|previous\w*|earlier|ago|old (run|job|log)s?|notes? (of|says?)"
     r"|replied|answered|sa(ys?|id|w)|seen|told|(in|from|of|see) (\w+ )?logs?|logs? (has|holds|ends|shows)|jobs?|run \w+|servers?"
-    r"|service|peer|remote|clients?|ssh|https?|should|handlers?|patterns?|tests? \w+ed|\d{4}-\d\d-\d\d)\b(?![/.]\w)"
+    r"|service|peer|remote|clients?|ssh|https?|should|handlers?|patterns?|tests? \w+ed|of \d{4}-\d\d-\d\d)\b(?![/.]\w)"
     r"|\b(was|were|read|found|known|expect\w*)\W*\Z"
 )
 _NAMED = re.compile(rf"\b{_CLASS}|\[Errno \d+\]")
@@ -128,6 +128,8 @@ def _numbered(kind: str, message: str) -> tuple[str, str] | None:
 
 def is_of_another(kind: str, before: str) -> bool:
     """Whether a machine's words in an error of class `kind` are those of another day, job or machine, by what stands before them."""
+    if kind.endswith("CalledProcessError"):  # before it stands a command of this job's own
+        return False
     if re.search(_ANSWERED, kind):
         return True
     sentence = _SENTENCE.split(before[-_MOST_BEFORE:])[-1]

@@ -53,6 +53,12 @@ TERMINALS = [
             *((f"a task, behind {date}", f"{date}0: ") for date in DATES),
             ("a rank, behind a date", "2026-12-01 10:00:00 [rank0]: "),
             ("srun -l, before torch's own", "0: [rank0]: "),
+            ("torchrun's role", "[trainer0]:"),
+            ("horovodrun", "[0]<stderr>:"),
+            ("SageMaker's MPI", "[1,mpirank:0,algo-1]<stderr>:"),
+            ("GNU parallel --tag", "lr-3e4\t"),
+            ("honcho", "10:00:00 train.1 | "),
+            ("concurrently, in colours", "\x1b[34m[0]\x1b[39m "),
             ("docker compose, before torch's own", "train-1  | [rank0]: "),
             ("a host, before Ray's", "gpu01: (train pid=4711) "),
             ("a host, before a date", "gpu01: 2026-12-01 10:00:00,123 "),
@@ -148,6 +154,7 @@ TERMINALS = [
             ("a title of eight bits", "\x9d0;training\x07"),
             ("a title without an end", "\x1b]0;training "),
             ("a string without an end", "\x1bPq "),
+            ("a title as screen sets it", "\x1bktrain\x1b\\"),
             ("a byte order mark", "\ufeff"),
             ("a zero", "\x00"),
             ("many zeros, as a file that was truncated has them", "\x00" * 4096),
@@ -202,6 +209,9 @@ TERMINALS = [
                     "RuntimeError",
                     "unable to mmap 4096 bytes from file </srv/m.safetensors>: Cannot allocate memory (12)",
                 ),
+                ("disk_full", "RuntimeError", f"runs/server: {FULL}"),
+                ("disk_full", "RuntimeError", f"could not write jobs/4.pt, next to my-job: {FULL}"),
+                ("disk_full", "RuntimeError", f"2026-12-02 03:40:00 write failed: {FULL}"),
                 ("host_oom", "RuntimeError", "request for 4 GiB failed: Cannot allocate memory"),
                 (
                     "shm",
@@ -212,6 +222,13 @@ TERMINALS = [
             ),
             1,
         )
+    ),
+    Case(
+        "a killed command with such words",
+        "host_oom",
+        "Command '['ssh', 'gpu01', 'python', 'rerun.py', '--job', 'test', 'server']' died with <Signals.SIGKILL: 9>.",
+        "subprocess.CalledProcessError",
+        is_certain=False,
     ),
     *(
         Case(f"a sentence about another, {number}", "exception", text, raised)

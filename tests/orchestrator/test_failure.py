@@ -285,6 +285,18 @@ def test_thousands_of_tracebacks_are_read_in_time() -> None:
     )  # eight times as much where each is read once, 64 times where each is held against all
 
 
+@pytest.mark.parametrize(
+    "line", ["(" + 60_000 * "pid=1", 300_000 * "\x9d", 100_000 * "\x1b]", "\x1b]" + 300_000 * "+", "[" + 300_000 * "1"]
+)
+def test_a_long_line_of_what_begins_a_label_or_a_title_is_read_once(line: str) -> None:
+    """A label elsewhere has all lines looked at; 0.1 s, and minutes where each sign is held against all behind it."""
+    labelled = "".join(f"0: {each}" for each in GONE.splitlines(keepends=True))
+    begun = time.process_time()
+
+    assert [found.kind for found in from_log(f"{labelled}{line}\n", "stderr")] == ["gpu_oom"]
+    assert time.process_time() - begun < 5
+
+
 def test_a_caught_failure_earlier_in_the_log_is_not_the_cause() -> None:
     """A loop that halves its batch after an out-of-memory error, goes on, and dies of something else."""
     stderr = (
