@@ -15,6 +15,7 @@ from orchestrator.actions import doubts
 from orchestrator.actions.places import Places
 from orchestrator.errors import DraftyardError, RecipeError, UsageError
 from orchestrator.given import read_given
+from orchestrator.nearest import did_you_mean
 from orchestrator.recipe import (
     BUNDLED,
     Branch,
@@ -279,7 +280,9 @@ def _files(places: Places, word: str) -> list[Path]:
         ]
     found = sorted(folder.glob("*.yaml"))
     if not found:
-        raise UsageError(f"{word}: the folder holds no recipe; recipes are files named *.yaml")
+        inside = folder / "recipes"
+        hint = f"; {did_you_mean(str(inside))}" if any(inside.glob("*.yaml")) else ""
+        raise UsageError(f"{word}: the folder holds no recipe; recipes are files named *.yaml{hint}")
     return found
 
 

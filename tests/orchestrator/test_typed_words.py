@@ -224,3 +224,12 @@ def test_an_empty_list_of_scripts_says_what_a_script_is(yard: Yard) -> None:
 
     assert yard.run("ls", "--kind", "script") == 0
     assert "script is what `draftyard smoke --script` ran, a recipe's own job is train" in " ".join(yard.err.split())
+
+
+def test_a_folder_beside_the_recipes_names_the_folder_that_holds_them(yard: Yard) -> None:
+    (yard.root / "empty").mkdir()
+
+    assert yard.run("recipe", "check", ".") == 2
+    assert yard.err.rstrip().endswith("recipes are files named *.yaml; did you mean 'recipes'?")
+    assert yard.run("recipe", "check", "empty") == 2
+    assert yard.err.rstrip().endswith("recipes are files named *.yaml")
