@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,8 +69,10 @@ def write(folder: Path, header: str, rows: Sequence[Row], *, baseline: str) -> N
     folder.mkdir(parents=True, exist_ok=True)
     body = {"header": header, "rows": [asdict(row) for row in rows]}
     (folder / "step.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    (folder / "step.md").write_text(_page(header, rows, baseline), encoding="utf-8")
-    (folder / "step.svg").write_text(_bars(header, rows), encoding="utf-8")
+    cases = list(dict.fromkeys(row.case for row in rows))
+    shown = sorted(rows, key=lambda row: (cases.index(row.case), row.step_ms or math.inf))
+    (folder / "step.md").write_text(_page(header, shown, baseline), encoding="utf-8")
+    (folder / "step.svg").write_text(_bars(header, shown), encoding="utf-8")
 
 
 def _page(header: str, rows: Sequence[Row], baseline: str) -> str:
@@ -141,7 +144,7 @@ def _bars(header: str, rows: Sequence[Row]) -> str:
     """Milliseconds a row, in light bars; the dark part is the least exact work at the ceiling."""
     longest = max((row.step_ms for row in rows if row.step_ms is not None), default=1.0)
     height = BAR * (len(rows) + 2)
-    parts = [f'<text x="4" y="{BAR - 5}">{escape(header)}</text>']
+    parts = [f'<text x="4" y="{BAR - 5}">{escape(header)}; dark: the least exact work there</text>']
     for index, row in enumerate(rows, start=1):
         top = BAR * index + 4
         parts.append(f'<text x="4" y="{top + BAR - 6}">{escape(f"{row.case}: {row.variant}")}</text>')

@@ -135,24 +135,24 @@ def _loss_errors(spec: DFlashSpec) -> list[tuple[str, str]]:
     if loss.decay == "dpace" and not loss.terms.get("ce"):
         errors.append(("loss.decay", "is dpace, which weighs by the cross-entropy; it needs the term ce"))
     if loss.hidden_gradient == "fp8":
-        errors += [("loss.hidden_gradient", f"is fp8, {why}") for why in _against_fp8(spec)]
+        errors += [("loss.hidden_gradient", f"is fp8: {why}") for why in against_fp8(spec)]
     return errors
 
 
-def _against_fp8(spec: DFlashSpec) -> list[str]:
+def against_fp8(spec: DFlashSpec) -> list[str]:
     """Why the hidden states' gradient cannot be made in fp8. What only the card knows it says at start."""
     told, terms = list[str](), spec.loss.terms
     hard, soft = terms.get("ce", 0.0), sum(terms.get(term, 0.0) for term in SOFT_TERMS)
     if hard <= 0 or hard < soft:  # where q - p is small beside q, what is made of them must not be rounded apart
-        told.append(f"which needs at least as much of ce as of soft terms; here are {hard:g} and {soft:g}")
+        told.append(f"it needs at least as much of ce as of soft terms; here are {hard:g} and {soft:g}")
     sizes = {"vocab_size": spec.target.vocab_size, "hidden_size": spec.target.hidden_size}
     odd = [f"{name} {size:,}" for name, size in sizes.items() if size % FP8_MULTIPLE]
     if odd:
-        told.append(f"whose product takes multiples of {FP8_MULTIPLE}; the target has {' and '.join(odd)}")
+        told.append(f"its product takes multiples of {FP8_MULTIPLE}; the target has {' and '.join(odd)}")
     if spec.train.kernels == "torch":
-        told.append("which is a part of draftyard's own kernels; train.kernels is torch")
+        told.append("it is a part of draftyard's own kernels; train.kernels is torch")
     if spec.train.dtype == "float32":
-        told.append("which belongs to bfloat16; train.dtype is float32")
+        told.append("it belongs to bfloat16; train.dtype is float32")
     return told
 
 

@@ -146,8 +146,8 @@ class LossSpec:
     """What the sum is divided by: its weights, the supervised slots or the rows; the fitting learning rate depends on it."""
     chunk_tokens: int = 2048
     """Block tokens whose logits over the vocabulary are alive at once; fewer take less memory and more passes."""
-    hidden_gradient: Literal["full", "fp8"] = "full"
-    """The product with the head that makes the hidden states' gradient: in full, or in fp8 but for the tokens that weigh."""
+    hidden_gradient: Literal["full", "fp8", "auto"] = "full"
+    """Product with the head for the hidden states' gradient: full; fp8, but for tokens that weigh; auto: fp8 where card and loss can."""
 
 
 @dataclass(frozen=True)

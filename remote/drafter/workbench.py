@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from remote.coherence import against_fp8
 from remote.drafter import coarse_head, self_check
 from remote.drafter.attention import Backend, choose_backend
 from remote.drafter.coarse_head import CoarseHead
@@ -127,7 +128,7 @@ def agree(choices: Choices, ranks: Ranks) -> Choices:
     if not ranks.is_drafter:  # it uses none of the others
         return choices
     drafters = ranks.roles.drafters
-    backend, fused = (min(found[rank][place] for rank in drafters) for place in (1, 2))
+    backend, fused, coarse = (min(found[rank][place] for rank in drafters) for place in (1, 2, 3))
     reasons = dict(choices.reasons)
 
     def other(place: int, least: int) -> str:
@@ -139,7 +140,9 @@ def agree(choices: Choices, ranks: Ranks) -> Choices:
         choices = replace(choices, backend=replace(choices.backend, name=BACKENDS[backend], reason=other(1, backend)))
     if fused != own[2]:
         reasons["kernels"] = f"torch: {other(2, fused)}; here: {reasons['kernels']}"
-    return replace(choices, is_fused=bool(fused), reasons=reasons)
+    if coarse != own[3]:
+        reasons["hidden gradient"] = f"full: {other(3, coarse)}; here: {reasons['hidden gradient']}"
+    return replace(choices, is_fused=bool(fused), is_coarse=bool(coarse), reasons=reasons)
 
 
 def build(
@@ -213,17 +216,19 @@ def _choose_hidden_gradient(
     spec: DFlashSpec, device: torch.device, dtype: torch.dtype, check: Check, *, is_fused: bool
 ) -> tuple[bool, str]:
     """Whether to make it with the head in fp8, and why. UserFault where that is asked for and cannot be, or is wrong here."""
-    if spec.loss.hidden_gradient == "full":
+    asked = spec.loss.hidden_gradient
+    if asked == "full":
         return False, "full: by the recipe"
-    obstacle = coarse_head.obstacle(device, dtype)
+    obstacle = next(iter(against_fp8(spec)), None) or coarse_head.obstacle(device, dtype)
     if obstacle is None and not is_fused:
         obstacle = "it is a part of draftyard's own kernels, which are out"
-    verdict = check(spec, device, dtype) if obstacle is None else None
-    if obstacle is None and verdict is not None and not verdict.is_passed:
-        obstacle = verdict.reason
-    if obstacle is not None or verdict is None:
-        raise UserFault(f"loss.hidden_gradient is fp8, which cannot train here: {obstacle}; take full")
-    return True, f"fp8: by the recipe, {verdict.reason}; the label and the likeliest tokens in full"
+    verdict = Verdict(False, obstacle) if obstacle is not None else check(spec, device, dtype)
+    if verdict.is_passed:
+        why = "auto" if asked == "auto" else "by the recipe"
+        return True, f"fp8: {why}, {verdict.reason}; the label and the likeliest tokens in full"
+    if asked == "auto":
+        return False, f"full: auto, fp8 is out ({verdict.reason})"
+    raise UserFault(f"loss.hidden_gradient is fp8, which cannot train here: {verdict.reason}; take auto or full")
 
 
 def _master_reason(spec: DFlashSpec, dtype: torch.dtype) -> str:

@@ -161,6 +161,13 @@ def _uses(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Change]:
         yield _Change("moments in float32", {"optim": {"moment_dtype": "float32"}}, False, "rounded less")
     if optim.master_dtype == "none" and today.dtype != "float32":
         yield _Change("fp32 masters", {"optim": {"master_dtype": "float32"}}, False, "small updates are kept")
+    if spec.loss.hidden_gradient == "full":
+        yield _Change(
+            "hidden gradient in fp8",
+            {"loss": {"hidden_gradient": "auto"}},
+            False,
+            "the loss is as exact as before, its gradient is not",
+        )
     largest = largest_fit(spec, planned)
     if largest is not None and largest.max_anchors > data.max_anchors:
         fields = {"data": {"max_anchors": largest.max_anchors}}
@@ -205,8 +212,8 @@ def _changes(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Chang
         if loss.chunk_tokens // share >= MIN_CHUNK_TOKENS:
             chunk = loss.chunk_tokens // share
             yield _Change(f"loss chunks of {chunk:,} tokens", {"loss": {"chunk_tokens": chunk}})
-    if loss.hidden_gradient == "fp8":
-        yield _Change("the hidden gradient by the full head alone", {"loss": {"hidden_gradient": "full"}})
+    if loss.hidden_gradient != "full":
+        yield _Change("hidden gradient in full", {"loss": {"hidden_gradient": "full"}})
     if train.rows_per_step > 1 and train.rows_per_step % 2 == 0:
         fields = {"rows_per_step": train.rows_per_step // 2, "accumulation": train.accumulation * 2}
         yield _Change("half the rows at once, accumulated twice as often", {"train": fields})

@@ -8,6 +8,7 @@ its kind, where nobody said it) a plan cannot see: it says what it assumed.
 from __future__ import annotations
 
 from remote import own_attention
+from remote.coherence import against_fp8
 from remote.plan.sizes import Sizes
 from remote.spec import DFlashSpec
 
@@ -32,7 +33,7 @@ def has_fused_kernels(spec: DFlashSpec, at: Sizes) -> bool:
 
 def has_coarse_head(spec: DFlashSpec, at: Sizes) -> bool:
     """Whether the head is there in fp8 as well."""
-    return spec.loss.hidden_gradient == "fp8" and has_fused_kernels(spec, at)
+    return spec.loss.hidden_gradient != "full" and has_fused_kernels(spec, at) and not against_fp8(spec)
 
 
 def assumptions(spec: DFlashSpec, at: Sizes) -> list[str]:
@@ -52,6 +53,11 @@ def assumptions(spec: DFlashSpec, at: Sizes) -> list[str]:
         told.append(
             f"a card where draftyard's own kernels do not run: auto is planned as triton for {' and '.join(taken)}, "
             "and what takes their place holds more"
+        )
+    if spec.loss.hidden_gradient == "auto" and has_coarse_head(spec, at):
+        told.append(
+            "a card that does not multiply float8 (older than Ada and Hopper): auto is planned as fp8 for the hidden gradient, "
+            "and the full head alone holds less"
         )
     return told
 

@@ -76,10 +76,10 @@ def test_what_is_planned_to_fit_where_the_pass_fits_is_still_called_so(places: P
 @pytest.mark.parametrize(
     ("branch", "gib", "told"),
     [
-        ("ddtree", 48, "does not fit, 6.79 GiB too much, in the target's pass before training; a step lacks 2.46 GiB"),
-        ("ddtree", 52, "does not fit, 2.79 GiB too much, in the target's pass before training; a step leaves 1.54 GiB"),
-        ("ddtree-8gpu", 48, "does not fit, 15.45 GiB too much, in a drafter rank; a target rank lacks 6.79 GiB"),
-        ("ddtree-8gpu", 60, "does not fit, 3.45 GiB too much, of a drafter rank; a target rank: fits"),
+        ("ddtree", 48, "does not fit, 6.79 GiB too much, in the target's pass before training; a step lacks 3.18 GiB"),
+        ("ddtree", 52, "does not fit, 2.79 GiB too much, in the target's pass before training; a step leaves 0.82 GiB"),
+        ("ddtree-8gpu", 48, "does not fit, 16.20 GiB too much, in a drafter rank; a target rank lacks 6.79 GiB"),
+        ("ddtree-8gpu", 60, "does not fit, 4.20 GiB too much, of a drafter rank; a target rank: fits"),
     ],
 )
 def test_the_lacking_amount_is_the_largest_of_what_is_wanted(places: Places, branch: str, gib: int, told: str) -> None:
@@ -105,11 +105,11 @@ def test_the_pass_stands_in_the_head_alone(places: Places, capacity_bytes: int |
 @pytest.mark.parametrize(
     ("gib", "verdict", "helps"),
     [
-        (95, ": fits, 44.54 GiB left", None),
-        (60, ": tight, the evaluation at the end leaves 0.19 GiB; a step leaves 9.54 GiB", None),
+        (95, ": fits, 43.82 GiB left", None),
+        (60, ": tight, the evaluation at the end leaves 0.19 GiB; a step leaves 8.82 GiB", None),
         (
             56,
-            "3.81 GiB too much, in the evaluation at the end; the target's pass before training leaves 1.21 GiB; a step leaves 5.54 GiB",
+            "3.81 GiB too much, in the evaluation at the end; the target's pass before training leaves 1.21 GiB; a step leaves 4.82 GiB",
             f"--set {AT_END}, which leaves the evaluation at the end out",
         ),
         (

@@ -253,17 +253,17 @@ def test_a_bad_number_stays_bad() -> None:
     [
         ({"loss": {"terms": {"ce": 1.0}}}, []),
         ({"loss": {"terms": {"ce": 1.0, "kl": 0.5, "soft_ce": 0.5, "cap": 2.0}}}, []),
-        ({"loss": {"terms": {"kl": 1.0}}}, ["which needs at least as much of ce as of soft terms; here are 0 and 1"]),
-        ({"loss": {"terms": {"ce": 0.1, "kl": 0.15}}}, ["which needs at least as much of ce as of soft terms; here are 0.1 and 0.15"]),
-        ({"loss": {"terms": {"cap": 1.0}}}, ["which needs at least as much of ce as of soft terms; here are 0 and 0"]),
-        ({"target": {"vocab_size": 151_937}}, ["whose product takes multiples of 16; the target has vocab_size 151,937"]),
-        ({"train": {"kernels": "torch", "dtype": "float32"}}, ["which is a part of draftyard's own kernels; train.kernels is torch", "which belongs to bfloat16; train.dtype is float32"]),
+        ({"loss": {"terms": {"kl": 1.0}}}, ["it needs at least as much of ce as of soft terms; here are 0 and 1"]),
+        ({"loss": {"terms": {"ce": 0.1, "kl": 0.15}}}, ["it needs at least as much of ce as of soft terms; here are 0.1 and 0.15"]),
+        ({"loss": {"terms": {"cap": 1.0}}}, ["it needs at least as much of ce as of soft terms; here are 0 and 0"]),
+        ({"target": {"vocab_size": 151_937}}, ["its product takes multiples of 16; the target has vocab_size 151,937"]),
+        ({"train": {"kernels": "torch", "dtype": "float32"}}, ["it is a part of draftyard's own kernels; train.kernels is torch", "it belongs to bfloat16; train.dtype is float32"]),
     ],
 )  # fmt: skip
 def test_a_recipe_that_fp8_would_harm_or_cannot_take_is_told_why(changes: dict, told: list[str]) -> None:
     spec = tiny_spec(**{"loss": {"hidden_gradient": "fp8"} | changes.pop("loss", {}), **changes})
 
-    assert cross_field_errors(spec) == [("loss.hidden_gradient", f"is fp8, {why}") for why in told]
+    assert cross_field_errors(spec) == [("loss.hidden_gradient", f"is fp8: {why}") for why in told]
 
 
 # ---- the kernels, in Triton's interpreter

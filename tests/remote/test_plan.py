@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from remote.allocator import grows_segments
 from remote.drafter import attention_sdpa, loss, loss_chunk
 from remote.plan import GIB, Plan, plan
-from remote.plan.advice import Planner, largest_fit, nearest_fits, switches
+from remote.plan.advice import Planner, largest_fit, nearest_fits, switches, uses
 from remote.plan.attention import LAUNCH_PAIRS
 from remote.plan.memory import (
     PROCESS_TOLERANCE_BYTES,
@@ -482,6 +482,23 @@ def test_a_head_in_fp8_is_a_line_of_the_plan_and_its_absence_a_change_that_is_of
     assert offered.saved_bytes > 1.1 * GIB
     assert offered.work_factor > 1.05
     assert not any("hidden_gradient" in text for switch in switches(LARGE) for text in switch.overrides)
+
+
+def test_a_loss_that_asks_for_auto_is_planned_in_fp8_where_it_can_be() -> None:
+    auto = large(loss={"hidden_gradient": "auto"})
+
+    assert plan(auto).stages == plan(large(loss={"hidden_gradient": "fp8"})).stages
+    assert any("does not multiply float8" in text for text in plan(auto).not_modelled)
+    harmed = large(loss={"hidden_gradient": "auto", "terms": {"kl": 1.0}})
+    assert size_of(plan(harmed), "load", "head in fp8") == 0
+    assert not any("float8" in text for text in plan(harmed).not_modelled)
+
+
+def test_room_for_the_head_in_fp8_is_offered_with_the_time_that_it_saves() -> None:
+    (offered,) = (use for use in uses(LARGE, within(95 * GIB)) if use.overrides == ("loss.hidden_gradient=auto",))
+
+    assert offered.saved_bytes < 0
+    assert offered.work_factor < 0.95
 
 
 specs = st.builds(

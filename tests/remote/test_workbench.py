@@ -97,14 +97,35 @@ def test_drafters_of_which_one_takes_the_kernels_for_all_cards_all_take_these() 
     assert found.reasons["attention"].startswith("triton-any-card: auto, as rank 1 (drafter 1) takes it")
 
 
-def test_the_hidden_gradient_is_made_in_full_unless_the_recipe_says_otherwise() -> None:
-    found = choose(tiny_spec(), CPU)
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        ({}, "full: by the recipe"),
+        ({"hidden_gradient": "auto"}, "full: auto, fp8 is out (products of float8 need CUDA, the device is cpu)"),
+        (
+            {"hidden_gradient": "auto", "terms": {"kl": 1.0}},
+            "full: auto, fp8 is out (it needs at least as much of ce as of soft terms; here are 0 and 1)",
+        ),
+    ],
+)
+def test_where_the_hidden_gradient_is_made_in_full_the_log_says_why(loss: dict, told: str) -> None:
+    found = choose(tiny_spec(loss=loss), CPU)
 
-    assert (found.is_coarse, found.reasons["hidden gradient"]) == (False, "full: by the recipe")
+    assert (found.is_coarse, found.reasons["hidden gradient"]) == (False, told)
+
+
+def test_drafters_of_which_one_cannot_multiply_float8_all_make_the_hidden_gradient_in_full() -> None:
+    coarse = replace(OWN, is_coarse=True, reasons=OWN.reasons | {"hidden gradient": "fp8: auto"})
+
+    found = agree(coarse, Meeting(0, DRAFTERS, said=(coarse, OWN)))
+
+    assert not found.is_coarse
+    assert found.reasons["hidden gradient"].startswith("full: auto, as rank 1 (drafter 1) takes it")
+    assert agree(coarse, Meeting(0, DRAFTERS, said=(coarse, coarse))).is_coarse
 
 
 def test_what_cannot_be_made_in_fp8_is_refused() -> None:
-    told = "loss.hidden_gradient is fp8, which cannot train here: products of float8 need CUDA, the device is cpu; take full"
+    told = "loss.hidden_gradient is fp8, which cannot train here: products of float8 need CUDA, the device is cpu; take auto or full"
     with pytest.raises(UserFault, match=told):
         choose(tiny_spec(loss={"hidden_gradient": "fp8"}), CPU)
 
