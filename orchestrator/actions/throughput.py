@@ -233,14 +233,14 @@ def _sentence(found: Throughput) -> str:
     if there is None:
         parts = "".join(f"{part.name} {_s(part.here_s)}, " for part in found.parts)
         untimed_s = found.untimed_s_per_ktok * here.block_tokens / KTOK
-        return f"{_rate(here)} block Ktok/s: {_step(here)}: {parts}in no timed part {_s(untimed_s)}"
+        return f"{_rate(here)} block tokens/s: {_step(here)}: {parts}in no timed part {_s(untimed_s)}"
     parts = "".join(
         f"{part.name} {_ms(part.difference_s_per_ktok)} ({_s(part.here_s)} a step, there {_s(part.there_s or 0)}), "
         for part in found.parts
     )
     machine = "".join(f"; {name} {ours}, there {theirs}" for name, ours, theirs in found.machine)
     return (
-        f"{_rate(here)} against {_rate(there)} block Ktok/s of run {there.run_id} ({there.branch}): "
+        f"{_rate(here)} against {_rate(there)} block tokens/s of run {there.run_id} ({there.branch}): "
         f"{_step(here)}, there {_step(there)}; {_ms(found.difference_s_per_ktok)} a Ktok: "
         f"{parts}in no timed part {_ms(found.untimed_s_per_ktok)}{machine}"
     )
@@ -251,8 +251,9 @@ def _step(step: MeanStep) -> str:
 
 
 def _rate(step: MeanStep) -> str:
-    rate = step.block_tokens_per_s / KTOK
-    return f"{rate:.1f}" if rate >= 1 else f"{rate:.3g}"
+    """In the unit that lists, tables and progress have it in."""
+    rate = step.block_tokens_per_s
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _s(seconds: float) -> str:

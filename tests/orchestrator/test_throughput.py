@@ -83,7 +83,7 @@ def test_the_sentence_of_the_first_users_story(places: Places) -> None:
 
     assert found is not None
     assert found.sentence == (
-        "6.6 against 20.5 block Ktok/s of run v6aaaaaa (branch-v): "
+        "6,554 against 20,480 block tokens/s of run v6aaaaaa (branch-v): "
         "5.00 s a step of 32,768 block tokens, there 0.400 s a step of 8,192 block tokens; +103.8 ms a Ktok: "
         "data wait +61.0 ms (2.00 s a step, there 0.00 s), backward +21.4 ms (1.50 s a step, there 0.200 s), "
         "forward +18.3 ms (1.00 s a step, there 0.100 s), optimizer -3.1 ms (0.100 s a step, there 0.050 s), "
@@ -106,7 +106,9 @@ def test_the_baseline_is_the_newest_earlier_success_of_the_recipe(places: Places
 
     assert compared["aaaaaaaa"] is not None
     assert compared["aaaaaaaa"].there is None
-    assert compared["aaaaaaaa"].sentence.startswith("1.0 block Ktok/s: 0.400 s a step of 400 block tokens: backward")
+    assert compared["aaaaaaaa"].sentence.startswith(
+        "1,000 block tokens/s: 0.400 s a step of 400 block tokens: backward"
+    )
     assert compared["eeeeeeee"] is not None
     assert compared["eeeeeeee"].there is not None
     assert compared["eeeeeeee"].there.run_id == "bbbbbbbb"
