@@ -24,7 +24,7 @@ from remote.spec import DFlashSpec
 PROCESS_BYTES = 180 * 1024**2
 TRANSFORMERS_BYTES = 100 * 1024**2
 CPU_WORKSPACE_BYTES = 40 * 1024**2
-PROCESS_TOLERANCE_BYTES = 64 * 1024**2
+PROCESS_TOLERANCE_BYTES = 96 * 1024**2  # the most seen was 69 MiB, once in eight runs, beside other work
 CUBLAS_WORKSPACE_BYTES = 32 * 1024**2  # one a thread that multiplies: the caller's and the backward's
 
 
