@@ -46,6 +46,7 @@ from orchestrator.units import format_size
 FULL_BELOW_BYTES = 8 * 1024 * 1024  # a disk or /dev/shm with less than this free was full
 SIGBUS, SIGKILL = 7, 9
 MOST_WAITING = 16  # tracebacks behind that of a cause: a machine's ranks, and what started them
+_BEHIND = re.compile(r"(?<=\S) ?\[rank\d+\]:$")  # torch's name for a rank, behind another of the same process
 UNEXPLAINED = "unexplained"  # ended badly, and nothing that is known says why
 
 
@@ -211,11 +212,11 @@ def _last_of_each(found: Sequence[Block]) -> set[int]:
     one end. What only a label calls another process's was handled, or copied, where one without any label comes after it.
     """
     kept: dict[str, list[Block]] = {}
-    ended = {block.prefix for block in found if not (block.is_system or block.is_ignored)}
+    ended = {_process(block) for block in found if not (block.is_system or block.is_ignored)}
     for block in found:
-        if block.is_system or (block.is_ignored and block.prefix in ended):
+        if block.is_system or (block.is_ignored and _process(block) in ended):
             continue
-        own, has_waited = kept.setdefault(block.prefix, []), _only_waited(block)
+        own, has_waited = kept.setdefault(_process(block), []), _only_waited(block)
         if not (block.follows and has_waited):
             own.clear()
         if not (block.prefix or block.is_ignored or has_waited or block.raised[-1].kind == "KeyboardInterrupt"):
@@ -223,6 +224,11 @@ def _last_of_each(found: Sequence[Block]) -> set[int]:
         own.append(block)
     few = (own if len(own) <= 1 + MOST_WAITING else own[-1:] for own in kept.values())
     return {id(block) for own in few for block in own}
+
+
+def _process(block: Block) -> str:
+    """Whose it is: torch's name for a rank behind a launcher's for its process (`[default0]:[rank0]:`) names no other."""
+    return _BEHIND.sub("", block.prefix)
 
 
 def _only_waited(block: Block) -> bool:

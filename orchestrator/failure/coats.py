@@ -17,8 +17,9 @@ _SWALLOWED = re.compile(  # one set of signs first, by which a text without any 
 )
 _CTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
 _PREFIX = re.compile(
-    r"^(\[(?:rank|default)\d+\]:\s?|\[\d+\]:\s?|\((?=[^()]*pid=\d)[^()]*\)\s"
-    rf"|(?P<time>{_CTIME})?(?:\[[^\[\]\s]{{1,80}}\]){{1,2}}<std(?:err|out)>:\s?|{_CTIME}<std(?:err|out)>:\s?)"
+    r"^(?:\[(?:rank|default)\d+\]:\s?|\[\d+\]:\s?|\((?=[^()]*pid=\d)[^()]*\)\s"
+    rf"|(?P<time>{_CTIME})?(?:(?:\[[^\[\]\s]{{1,80}}\]){{1,2}}|(?(time)|(?!)))<std(?:err|out)>:\s?)"
+    r"(?:\[(?:rank|default)\d+\]:\s?){0,2}"  # a launcher's for the process, torch's own for a rank's last error
 )
 _DATED = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d)"
 _JOURNAL = re.compile(rf"^{_DATED} \S+ (?:kernel: (?:\[[ \d.]+\] )?|(?P<process>[\w./-]+\[\d+\]): ?)")
@@ -98,7 +99,8 @@ def split_prefix(line: str, labels: frozenset[str] = frozenset()) -> tuple[str, 
     """A label, what else tells a line's process from others, each "" where there is none; the line without both and its date."""
     journal = _JOURNAL.match(line)
     if journal is not None:
-        return "", journal["process"] or "", line[journal.end() :]
+        mark, own = _marked(line[journal.end() :])
+        return "", f"{journal['process'] or ''} {mark}".strip(), own
     dated = _CONTAINER.match(line)
     rest = line[dated.end() :] if dated is not None else line
     mark, own = _marked(rest)

@@ -71,6 +71,35 @@ TERMINALS = [
             f"2026-12-01 10:00:0{second} 0: {line}" for second, line in enumerate(TRACEBACK.splitlines(keepends=True))
         ),
     ),
+    *(
+        Case(f"the marks of {who}", "gpu_oom", labelled(marks), facts={"requested_bytes": mib(970)})
+        for who, marks in (
+            ("torchrun and torch", "[default0]:[rank0]: "),
+            ("torchrun for a rank, and torch", "[rank0]:[rank0]: "),
+            ("torchrun for a role, and torch", "[trainer0]:[rank0]: "),
+            ("Open MPI and torch", "[1,0]<stderr>:[rank0]: "),
+            ("Ray and torch", "(train pid=4711) [rank0]: "),
+            ("a journal and torch", "Dec 01 10:00:00 gpu01 python[4711]: [rank0]: "),
+            ("a pod, torchrun and torch", "[pod/train-0/main] [default0]:[rank0]: "),
+        )
+    ),
+    Case(
+        "Open MPI 4, with times alone that differ",
+        "gpu_oom",
+        "".join(
+            f"{ASCTIME[:-6]}{second} 2026<stderr>:{line}"
+            for second, line in enumerate(TRACEBACK.splitlines(keepends=True))
+        ),
+    ),
+    *(
+        Case(
+            f"what {who} handled, before its last error",
+            "exception",
+            labelled(mark) + labelled(f"{mark}[rank0]: ", OWN),
+        )
+        for who, mark in (("torchrun's process", "[default0]:"), ("srun's task", "0: "))
+    ),
+    Case("another rank's, before a last error", "gpu_oom", labelled("[rank1]: ") + labelled("[rank10]: ", OWN)),
     Case("docker compose, of two services", "gpu_oom", at_labels("train-1  | ", "eval-12  | ")),
     Case(
         "docker compose, its empty lines without their blank",
@@ -95,6 +124,7 @@ TERMINALS = [
             "try-1  | ",
             "2026-12-01 10:00:00 try1: ",
             "[0] ",
+            "attempt1: [rank0]: ",
         )
     ),
     *(
