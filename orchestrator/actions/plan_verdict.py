@@ -8,6 +8,7 @@ from orchestrator.actions.again import Words, command_line
 from orchestrator.actions.plans import Planned, target_loaded_bytes
 from orchestrator.units import counted
 from orchestrator.units import format_size as gib
+from remote.plan import StagePlan
 
 PASS, TARGET_RANK = "the target's pass before training", "a target rank"
 AT_END, WITHOUT = "the evaluation at the end", "--set evaluate.at_end=false"
@@ -115,17 +116,18 @@ def target_items(found: Planned, *, is_whole: bool) -> list[tuple[str, str]]:
     items = []
     if before is not None and (is_whole or before.num_measured or made.pass_verdict in _BAD):
         size = f"{gib(made.target_pass_bytes)} once before training, with the whole target loaded"
-        seen, verdict = _pass_seen(found), _worded(made.pass_verdict)
+        seen, verdict = _seen(before, "as where hidden states are found kept"), _worded(made.pass_verdict)
         items.append(("target pass", f"{size}{verdict}{seen}" if seen else f"{size}, an estimate{verdict}"))
     if before is not None and not is_loaded:
         loaded = gib(target_loaded_bytes(found))
         items.append(
             ("target load", f"{loaded} before the first step of every training, prepared or not: does not fit")
         )
-    if made.evaluation is not None and (is_whole or made.evaluation_verdict in _BAD):
+    if made.evaluation is not None and (is_whole or made.evaluation.num_measured or made.evaluation_verdict in _BAD):
         size = f"{gib(made.evaluation_bytes)} at the end, decoding with the whole target"
-        told = "an estimate that no card has verified" if made.device == "cuda" else "an estimate"
-        items.append(("evaluation", f"{size}, {told}{_worded(made.evaluation_verdict)}; {WITHOUT} leaves it out"))
+        estimate = ", an estimate that no card has verified" if made.device == "cuda" else ", an estimate"
+        told = _seen(made.evaluation, "its prompts being shorter than a row") or estimate
+        items.append(("evaluation", f"{size}{told}{_worded(made.evaluation_verdict)}; {WITHOUT} leaves it out"))
     return items
 
 
@@ -162,13 +164,12 @@ def _is_loaded(found: Planned) -> bool:
     return made.capacity_bytes is None or target_loaded_bytes(found) <= made.capacity_bytes + made.reserve_bytes
 
 
-def _pass_seen(found: Planned) -> str:
+def _seen(stage: StagePlan, why_less: str) -> str:
     """What trainings took in it, beside the estimate; empty where none was measured."""
-    before = found.plan.target_pass
-    if before is None or before.unexplained_bytes is None:
+    if stage.unexplained_bytes is None:
         return ""
-    trainings = counted(before.num_measured, "training")
-    if before.unexplained_bytes > 0:
-        return f"; measured in {trainings}; the estimate was {gib(before.allocated_bytes)} allocated"
-    took = gib(before.allocated_bytes + before.unexplained_bytes)
-    return f", an estimate; {trainings} took {took} at most, as where hidden states are found kept"
+    trainings = counted(stage.num_measured, "training")
+    if stage.unexplained_bytes > 0:
+        return f"; measured in {trainings}; the estimate was {gib(stage.allocated_bytes)} allocated"
+    took = gib(stage.allocated_bytes + stage.unexplained_bytes)
+    return f", an estimate; {trainings} took {took} at most, {why_less}"

@@ -7,26 +7,33 @@ from typing import Any
 
 from orchestrator.store.rows import Kind, MemoryPeakRow
 
+# Parts of a plan beside its steps, and why a run may take less in them.
+SHORTER = {
+    "target_pass": "predicted of a pass over every row; one that finds hidden states kept takes less",
+    "evaluation": "predicted of prompts as long as a row; shorter ones take less",
+}
+
 
 def planned_stages(plan: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Planned bytes by stage; of a training the target's pass before it among them, which no rung makes."""
-    stages = list(plan.get("stages") or ())
-    before = plan.get("target_pass")  # None of a plan that was kept before there was one, too
-    if isinstance(before, Mapping) and kind == Kind.TRAIN:
-        stages.append(before)
-    return {str(stage.get("name")): stage.get("allocated_bytes") for stage in stages}
+    """Planned bytes by stage; of a training what stands beside its steps among them, which no rung makes."""
+    stages = [*(plan.get("stages") or ()), *(_beside(plan, name) for name in SHORTER if kind == Kind.TRAIN)]
+    return {str(stage.get("name")): stage.get("allocated_bytes") for stage in stages if stage}
 
 
 def beware_of_stages(plan: Mapping[str, Any], kind: str, peaks: Sequence[MemoryPeakRow]) -> list[str]:
     """What the planned column beside `peaks` speaks of, where its name says too little."""
     told = []
-    before = plan.get("target_pass")
     if kind == Kind.SMOKE and plan.get("device") == "cpu":
         told.append("predicted of a rung, which reads no target: a training also holds transformers and the tokenizer")
-    if isinstance(before, Mapping) and kind == Kind.TRAIN:
-        took = [peak.allocated_bytes for peak in peaks if peak.stage == before.get("name")]
-        if any(size is not None and size < int(before.get("allocated_bytes") or 0) for size in took):
-            told.append(
-                f"{before.get('name')}: predicted of a pass over every row; one that finds hidden states kept takes less"
-            )
+    for name, why in SHORTER.items() if kind == Kind.TRAIN else ():
+        stage = _beside(plan, name)
+        took = [peak.allocated_bytes for peak in peaks if peak.stage == stage.get("name")]
+        if any(size is not None and size < int(stage.get("allocated_bytes") or 0) for size in took):
+            told.append(f"{stage.get('name')}: {why}")
     return told
+
+
+def _beside(plan: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Empty of a plan that was kept before there was such a part, too."""
+    stage = plan.get(name)
+    return stage if isinstance(stage, Mapping) else {}

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from orchestrator.actions.host_facts import is_hopper
 from orchestrator.actions.rank_places import rank_places
-from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, is_of_shape, steps_climbed
+from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, is_of_shape, spec_of, steps_climbed
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, Kind, RunRow
-from remote.plan import TARGET_PASS, Plan, plan
+from remote.plan import EVALUATION, Plan, plan
 from remote.plan.roles import TARGET_RANK, roles_plan
 from remote.spec import DFlashSpec
 
@@ -32,7 +32,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Measured less planned bytes by stage, the target's pass and its ranks among them, one of each run; and the runs that told each, as a
+    """Measured less planned bytes by stage, the target's pass, its ranks and the evaluation among them, one of each run; and the runs that told each, as a
     run need not reach every stage."""
 
     by_stage: dict[str, list[int]] = field(default_factory=dict)
@@ -71,6 +71,8 @@ def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None
             continue
         sizes = planned(run.rung, is_hopper(gpu))
         known = {name: size for name, size in run.peaks.items() if name in sizes}
+        if EVALUATION in known and not _evaluates_alike(reader, run.run_id, spec):
+            del known[EVALUATION]
         if not known or not is_of_shape(reader, run.run_id, spec):
             continue
         counted.append(run)
@@ -80,6 +82,12 @@ def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None
     return Residuals(by_stage, {name: _named(runs) for name, runs in told_by.items()}, _named(counted))
 
 
+def _evaluates_alike(reader: Reader, run_id: str, spec: DFlashSpec) -> bool:
+    """Steps of one shape may be followed by evaluations of other trees and answers."""
+    theirs = spec_of(reader, run_id)
+    return theirs is not None and replace(theirs.evaluate, num_prompts=1) == replace(spec.evaluate, num_prompts=1)
+
+
 def _named(runs: Sequence[_Measured]) -> Runs:
     return Runs(tuple(run.run_id for run in runs), sum(run.rung is None for run in runs))
 
@@ -87,8 +95,8 @@ def _named(runs: Sequence[_Measured]) -> Runs:
 def _planned(spec: DFlashSpec, device: str, rung: str | None, is_of_hopper: bool) -> dict[str, int]:
     made: Plan = plan(spec, device=device, rung=rung, is_hopper=is_of_hopper)
     planned = {stage.name: stage.allocated_bytes for stage in made.stages}
-    if rung is None and made.target_pass is not None:
-        planned[TARGET_PASS] = made.target_pass.allocated_bytes
+    beside = (made.target_pass, made.evaluation) if rung is None else ()
+    planned |= {stage.name: stage.allocated_bytes for stage in beside if stage is not None}
     roles = roles_plan(spec, made) if rung is None else None
     if roles is not None and roles.target is not None:
         planned[TARGET_RANK] = sum(line.size_bytes for line in roles.target.components)

@@ -24,9 +24,12 @@ import torch
 
 from remote.report import Reporter
 
-# The memory stage of each timed part. The plan speaks of all but `target`, whose layers are gone when the drafter
-# is made, unless hidden states are computed online.
-STAGES = {"target": "target", "load": "load", "forward": "forward", "backward": "backward", "optimizer": "step"}
+# The memory stage of each timed part: before the steps (`target`, whose layers are gone when the drafter is made, unless hidden
+# states are computed online), of each step, and after the last one.
+STAGES = {
+    "target": "target", "load": "load", "forward": "forward", "backward": "backward", "optimizer": "step",
+    "evaluating": "evaluating",
+}  # fmt: skip
 _GROWTH = 1.01  # a peak is said again when it grew by more than a hundredth
 
 

@@ -55,8 +55,9 @@ def train(job: Job, stop: StopWish) -> str:
         # The whole target comes back: what only the steps needed, most of all masters and moments, makes room for it.
         del bench
         give_back(job.device)
-        with failures_placed(job, meter, stage="evaluating"):
+        with failures_placed(job, meter, stage="evaluating"), meter.part("evaluating"):
             measure_acceptance(job, drafter, target or load(job, choices), step=job.spec.train.num_steps)
+        meter.say_peaks(job.reporter)
     return "succeeded"
 
 

@@ -72,9 +72,9 @@ class Plan:
     # Before training, computes hidden states once, as a target's rank does; None without one.
     target_pass: StagePlan | None
     target_pass_bytes: int  # what must fit of it, as predicted or, where trainings took more, as they did
-    # After the last step, an estimate that no run measures; None where it is left out (evaluate.at_end), and of a rung.
+    # After the last step; None where it is left out (evaluate.at_end), and of a rung.
     evaluation: StagePlan | None
-    evaluation_bytes: int  # what must fit of it
+    evaluation_bytes: int  # what must fit of it, likewise
     capacity_bytes: int | None
     # Of the card, beyond the capacity: left free by a step, and not by the pass and the evaluation, which are none.
     reserve_bytes: int
@@ -167,7 +167,7 @@ def plan(
 ) -> Plan:
     """Predicts the peaks of one step at the worst batch the recipe allows.
 
-    `residuals`: allocated peaks less what was planned of them, by stage, TARGET_PASS among them, one of each run. `rung`: the smoke rung
+    `residuals`: allocated peaks less what was planned of them, by stage, TARGET_PASS and EVALUATION among them, one of each run. `rung`: the smoke rung
     that is planned, None for a training, whose process holds more on a CPU. `is_hopper`: whether the card is of that
     kind, which has kernels of its own; None: nobody said. `reserve_bytes`: `Plan` says.
     `has_pass` False: the hidden states are there already. ValueError: unknown device.
@@ -178,7 +178,8 @@ def plan(
     seen = residuals or {}
     stages = tuple(_stage(name, lines, seen) for name, lines in stage_components(spec, at, rung=rung).items())
     before = _target_pass(spec, at, seen) if has_pass else None
-    after = StagePlan(EVALUATION, evaluation_components(spec, at)) if spec.evaluate.at_end and rung is None else None
+    has_evaluation = spec.evaluate.at_end and rung is None
+    after = _stage(EVALUATION, evaluation_components(spec, at), seen) if has_evaluation else None
     peak_bytes = max(stage.seen_bytes for stage in stages)
     return Plan(
         device=device,
@@ -191,7 +192,7 @@ def plan(
         target_pass=before,
         target_pass_bytes=0 if before is None else _must_fit(before.seen_bytes, spec, at),
         evaluation=after,
-        evaluation_bytes=0 if after is None else _must_fit(after.allocated_bytes, spec, at),
+        evaluation_bytes=0 if after is None else _must_fit(after.seen_bytes, spec, at),
         capacity_bytes=capacity_bytes,
         reserve_bytes=reserve_bytes,
         work=work(spec, at),

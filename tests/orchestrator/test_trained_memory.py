@@ -320,14 +320,35 @@ def test_a_measured_pass_that_the_machine_has_no_room_for_does_not_fit(places: P
     assert (made.verdict, made.step_verdict, made.pass_verdict) == ("does not fit", "fits", "does not fit")
 
 
+def test_the_evaluation_is_held_beside_what_trainings_that_evaluate_alike_took_in_it(places: Places) -> None:
+    made = _planned().evaluation
+    assert made is not None
+    _trained(places, "taaaaaaa", {"evaluating": made.allocated_bytes + 300 * MIB})
+    _trained(places, "tbbbbbbb", {"evaluating": made.allocated_bytes + 900 * MIB}, "evaluate.max_new_tokens=31")
+
+    found, page = plan_memory(places, "smollm2").plan, _page(places)
+
+    assert found.evaluation is not None
+    assert (found.evaluation.unexplained_bytes, found.evaluation.num_measured) == (300 * MIB, 1)
+    assert found.evaluation_bytes == _planned().evaluation_bytes + 300 * MIB
+    (line,) = [line for line in page if line.startswith("evaluation")]
+    assert f"; measured in 1 training; the estimate was {made.allocated_bytes / GIB:.2f} GiB allocated" in line
+
+
 def test_a_runs_page_holds_the_pass_against_its_estimate(places: Places) -> None:
     made = _planned()
     assert made.target_pass is not None
-    _trained(places, "taaaaaaa", {"target": round(1.38 * GIB)} | _beyond("step", MIB))
+    assert made.evaluation is not None
+    took = {"target": round(1.38 * GIB), "evaluating": made.evaluation.allocated_bytes - GIB // 4}
+    _trained(places, "taaaaaaa", took | _beyond("step", MIB))
     with Store(places.db) as store:
         store.keep_document("taaaaaaa", Document.PLAN, json.dumps(plan_body(made)))
 
-    rows = [click.unstyle(line).split() for line in memory(history.show(places, "taaaaaaa"), 100)]
+    told = [click.unstyle(line) for line in memory(history.show(places, "taaaaaaa"), 100)]
+
+    rows = [line.split() for line in told]
+    assert any("evaluating: predicted of prompts as long as a row; shorter ones take less" in line for line in told)
+    assert any(row[:1] == ["evaluating"] and row[-1] == "-0.25" for row in rows)
 
     beyond = 1.38 - made.target_pass.allocated_bytes / GIB
     (row,) = [row for row in rows if row and row[0] == "target"]

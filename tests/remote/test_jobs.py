@@ -73,6 +73,8 @@ def test_prepare_train_evaluate_and_export_follow_one_another(
     assert outcomes == ["succeeded"] * 4
     assert (jobs[0].attempt.artifacts / ANSWERS).is_file()
     assert [event.fields["step"] for event in measured[1]] == [3] * len(measured[1])
+    (peak,) = [each for each in events(jobs[1].run, attempt=2, kind="memory") if each.fields["stage"] == "evaluating"]
+    assert peak.fields["allocated_bytes"] > 0
     assert {event.fields["protocol"]["method"] for event in measured[2]} >= {"plain", "chain", "tree"}
     assert json.loads((exported / "config.json").read_text())["block_size"] == 4
 
