@@ -219,6 +219,8 @@ def _choose_hidden_gradient(
     asked = spec.loss.hidden_gradient
     if asked == "full":
         return False, "full: by the recipe"
+    if check is _unasked:  # makes none: what it cannot do keeps no drafter from it
+        return False, f"full: {check(spec, device, dtype).reason}"
     obstacle = next(iter(against_fp8(spec)), None) or coarse_head.obstacle(device, dtype)
     if obstacle is None and not is_fused:
         obstacle = "it is a part of draftyard's own kernels, which are out"

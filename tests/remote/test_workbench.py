@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from remote.drafter import coarse_head
 from remote.drafter.attention import Backend
+from remote.drafter.kernels import launch
 from remote.drafter.ranks import Ranks
-from remote.drafter.workbench import Choices, agree, choose
+from remote.drafter.self_check import Verdict
+from remote.drafter.workbench import UNASKED, Check, Checks, Choices, agree, choose
 from remote.report import UserFault
 from remote.roles import Roles
 from remote.spec import NoiseSpec
 from tests.remote.specs import tiny_spec
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FOUND: Check = lambda *_: Verdict(True, "error 1e-3")  # noqa: E731 - a check that passes
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,63 @@ def test_where_the_hidden_gradient_is_made_in_full_the_log_says_why(loss: dict, 
     found = choose(tiny_spec(loss=loss), CPU)
 
     assert (found.is_coarse, found.reasons["hidden gradient"]) == (False, told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "is_right", "told"),
+    [
+        ("auto", {}, True, "fp8: auto, error 1e-3; the label and the likeliest tokens in full"),
+        ("fp8", {}, True, "fp8: by the recipe, error 1e-3; the label and the likeliest tokens in full"),
+        ("auto", {}, False, "full: auto, fp8 is out (error 1e-3)"),
+        ("fp8", {}, False, None),
+        ("auto", {"kernels": "torch"}, True, "full: auto, fp8 is out (it is a part of draftyard's own kernels; train.kernels is torch)"),
+        ("full", {}, True, "full: by the recipe"),
+    ],
+)  # fmt: skip
+def test_a_card_that_multiplies_float8_makes_the_hidden_gradient_as_the_recipe_and_the_check_say(
+    monkeypatch: pytest.MonkeyPatch, asked: str, settings: dict, is_right: bool, told: str | None
+) -> None:
+    _multiplies(monkeypatch)
+    spec = tiny_spec(loss={"hidden_gradient": asked}, train=settings)
+    checks = Checks(FOUND, FOUND, lambda *_: Verdict(is_right, "error 1e-3"))
+
+    if told is None:
+        with pytest.raises(UserFault, match="cannot train here: error 1e-3; take auto or full"):
+            choose(spec, CUDA, checks=checks)
+        return
+    found = choose(spec, CUDA, checks=checks)
+
+    assert (found.is_coarse, found.reasons["hidden gradient"]) == (told.startswith("fp8"), told)
+
+
+def test_where_own_kernels_fail_their_check_the_hidden_gradient_is_made_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _multiplies(monkeypatch)
+    checks = Checks(FOUND, lambda *_: Verdict(False, "off"), FOUND)
+
+    found = choose(tiny_spec(loss={"hidden_gradient": "auto"}), CUDA, checks=checks)
+
+    assert (found.is_fused, found.is_coarse) == (False, False)
+    assert "own kernels, which are out" in found.reasons["hidden gradient"]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "triton"])
+@pytest.mark.parametrize("asked", ["auto", "fp8"])
+def test_a_rank_that_runs_the_target_alone_is_refused_no_hidden_gradient(
+    monkeypatch: pytest.MonkeyPatch, asked: str, kernels: str
+) -> None:
+    _multiplies(monkeypatch)
+
+    found = choose(tiny_spec(loss={"hidden_gradient": asked}, train={"kernels": kernels}), CUDA, checks=UNASKED)
+
+    assert not found.is_coarse
+
+
+def _multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a card were there on which everything runs."""
+    for module in (coarse_head, launch):
+        monkeypatch.setattr(module, "obstacle", lambda *_, **__: None)
 
 
 def test_drafters_of_which_one_cannot_multiply_float8_all_make_the_hidden_gradient_in_full() -> None:
