@@ -2,6 +2,7 @@
 
     python -m benchmarks.hidden_gradient SPEC.json --data FOLDER --cache FOLDER [--seeds 3] [--at-once 1] [--ways full fp8 …]
                                          [--no-decoding] [--budget SECONDS] [--out FILE]
+    python -m benchmarks.hidden_gradient --page        (the tables of benchmarks/measured/hidden_gradient.json, for docs)
 
 SPEC.json is a resolved branch (`python -m benchmarks.ladder --resolve`); its target is loaded for real. For each seed
 the trainings are made from the same start over the same rows: with the full head, in fp8, in fp8 without the correction of what the
@@ -23,7 +24,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -49,22 +50,70 @@ from remote.spec import DFlashSpec, load
 
 UNCORRECTED, TWIN = "fp8, uncorrected", "full, other chunks"
 TRAINED = ("full", "fp8", UNCORRECTED, TWIN)
+MEASURED = Path(__file__).parent / "measured" / "hidden_gradient.json"
 COMPARED = ("loss", "acceptance_length")  # nats, tokens a round as drafts follow the text
 
 
 def main(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--page"]:
+        print(page(json.loads(MEASURED.read_text(encoding="utf-8"))), end="")
+        return 0
     options = _options(arguments)
     _bench(options)  # converts and keeps what every seed reads
+    ends_at_s = time.time() + options.budget
     with ProcessPoolExecutor(options.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
-        told = list(pool.map(partial(_of_seed, options, time.time() + options.budget), range(options.seeds)))
-    trained = [line for lines in told for line in lines if line["kind"] == "trained"]
-    for way in (way for way in options.ways if way != "full"):
+        seeds = {seed: pool.submit(_of_seed, options, ends_at_s, seed) for seed in range(options.seeds)}
+    broken = {seed: error for seed, found in seeds.items() if (error := found.exception()) is not None}
+    for seed, error in broken.items():  # it must not cost what the others found
+        print(f"seed {seed} broke: {error!r}", file=sys.stderr)
+    lines = [line for seed, found in seeds.items() if seed not in broken for line in found.result()]
+    trained = [line for line in lines if line["kind"] == "trained"]
+    if not trained:
+        print("no seed was trained: there is no difference to tell", file=sys.stderr)
+    for way in (way for way in options.ways if way != "full" and trained):
         for metric in COMPARED:
-            ours, full = (
-                [line[metric] for line in trained if line["hidden_gradient"] == each] for each in (way, "full")
-            )
-            _tell(options.out, {"hidden_gradient": way, "kind": "difference", "of": metric, **_difference(ours, full)})
-    return 0
+            found = _difference(*(_of_way(trained, each, metric) for each in (way, "full")))
+            _tell(options.out, {"hidden_gradient": way, "kind": "difference", "of": metric, **found})
+    return 1 if broken or not trained else 0
+
+
+def page(measured: Mapping[str, Any]) -> str:
+    """Of kept trials: what each way came to beside the full head, and how far gradients were from float64 on the way there."""
+    told = [
+        "| training | way | loss of the last third, nats | seeds above the full head's | acceptance as drafts follow the text | acceptance by decoding |",
+        "|---|---|---|---|---|---|",
+    ]
+    for steps in sorted({line["steps"] for line in measured["trainings"]}):
+        lines = [line for line in measured["trainings"] if line["steps"] == steps]
+        for way in (way for way in TRAINED[1:] if any(line["hidden_gradient"] == way for line in lines)):
+            ours, full = (_of_way(lines, each, "loss") for each in (way, "full"))
+            above = sum(a > b for a, b in zip(ours, full, strict=True))
+            cells = [_cell(lines, way, metric) for metric in (*COMPARED, "decoded_acceptance_length")]
+            name = f"{steps:,} steps, {len(full)} seeds"
+            told.append(f"| {name} | {way} | {cells[0]} | {above} of {len(full)} | {cells[1]} | {cells[2]} |")
+    told += ["", "| training | step | fp8, % off | full head in bfloat16, % off |", "|---|---|---|---|"]
+    for steps, step in sorted({(line["steps"], line["step"]) for line in measured["gradients"]}):
+        lines = [line for line in measured["gradients"] if (line["steps"], line["step"]) == (steps, step)]
+        spans = (sorted(100 * line[f"{way}_error"] for line in lines) for way in ("fp8", "full"))
+        told.append(
+            f"| {steps:,} steps | {step:,} | " + " | ".join(f"{span[0]:.2f} to {span[-1]:.2f}" for span in spans) + " |"
+        )
+    return "\n".join(told) + "\n"
+
+
+def _cell(lines: Sequence[Mapping[str, Any]], way: str, metric: str) -> str:
+    ours, full = (_of_way(lines, each, metric) for each in (way, "full"))
+    if not full:
+        return ""
+    found = _difference(ours, full)
+    mean, error = (round(found[name], 4) + 0.0 for name in ("mean", "standard_error"))  # no -0.0000
+    return f"{statistics.mean(full):.3f}, {mean:+.4f} ± {error:.4f}"
+
+
+def _of_way(lines: Iterable[Mapping[str, Any]], way: str, metric: str) -> list[float]:
+    """By seed."""
+    found = {line["seed"]: line[metric] for line in lines if line["hidden_gradient"] == way and metric in line}
+    return [found[seed] for seed in sorted(found)]
 
 
 def _of_seed(options: argparse.Namespace, ends_at_s: float, seed: int) -> list[dict[str, Any]]:
@@ -196,13 +245,18 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, required=True, help="where hidden states and conversions are kept")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of either way")
     parser.add_argument("--at-once", type=int, default=1, help="seeds that train beside one another")
-    parser.add_argument("--ways", nargs="+", default=TRAINED, choices=TRAINED, help="the full head among them")
+    parser.add_argument(
+        "--ways", nargs="+", default=TRAINED, choices=TRAINED, help="trained from each seed; full must be one"
+    )
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further seed begins")
     parser.add_argument(
         "--no-decoding", action="store_true", help="trainings alone: decoding takes longer than they do"
     )
     parser.add_argument("--out", type=Path, help="a file for the lines, beside standard output")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if "full" not in options.ways:
+        parser.error("--ways: full is what the others are held against; name it too")
+    return options
 
 
 if __name__ == "__main__":

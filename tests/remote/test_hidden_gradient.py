@@ -47,7 +47,13 @@ def test_it_tells_the_gradients_errors_and_what_a_training_came_to(
         *["rebuilt on a processor"] * 2,
         "full: by the recipe",
     ] * 2
-    assert len({line["loss"] for line in trained}) >= 6  # rows so few that other chunks may be the same
+    coarse, uncorrected = (
+        [line["loss"] for line in trained if line["hidden_gradient"] == way]
+        for way in ("fp8", hidden_gradient.UNCORRECTED)
+    )
+    assert all(ours != theirs for ours, theirs in zip(coarse, uncorrected, strict=True)), (
+        "the correction does something"
+    )
     assert any(line["kind"] == "decoded" and line["protocol"].get("drafter") == "trained" for line in lines)
     differences = {line["hidden_gradient"]: line for line in lines if line.get("of") == "loss"}
     assert list(differences) == ["fp8", hidden_gradient.UNCORRECTED, hidden_gradient.TWIN]
@@ -56,3 +62,19 @@ def test_it_tells_the_gradients_errors_and_what_a_training_came_to(
     assert differences["fp8"]["mean"] == pytest.approx(sum(found) / 2)
     assert differences["fp8"]["standard_error"] == pytest.approx(abs(found[0] - found[1]) / 2)
     assert abs(differences[hidden_gradient.TWIN]["mean"]) < 1e-3
+
+
+def test_the_tables_in_the_docs_are_those_of_the_measured_file() -> None:
+    """`python -m benchmarks.hidden_gradient --page` prints them."""
+    docs = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+    told = hidden_gradient.page(json.loads(hidden_gradient.MEASURED.read_text(encoding="utf-8")))
+
+    assert all(table in docs.read_text(encoding="utf-8") for table in told.split("\n\n"))
+
+
+def test_ways_without_the_full_head_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        hidden_gradient.main(["spec.json", "--data", ".", "--cache", ".", "--ways", "fp8"])
+
+    assert "full is what the others are held against" in capsys.readouterr().err
