@@ -179,7 +179,7 @@ def test_the_page_calls_a_bound_a_guess_and_a_measure_by_its_run(places: Places)
     unknown = plan_memory(places, "smollm2")
 
     lines = [_time_line(found) for found in (guessed, known, unknown)]
-    assert "a guess: an H200 takes at least 0.169 s a step" in lines[0]
+    assert "a guess: an H200 takes at least 0.157 s a step" in lines[0]
     assert lines[0].endswith("the most that one H200 was measured to do; a card that does less takes as much longer")
     assert "797 TFLOP/s, the most that one H200 was measured to do" in lines[0]
     assert (
