@@ -83,6 +83,7 @@ class Failure:
     at_s: float | None = None
     is_certain: bool = True
     is_echo: bool = False
+    is_labelled: bool = False  # a label alone says that it is a process's of this job
 
     @property
     def reason(self) -> str | None:
@@ -102,6 +103,10 @@ def causes(findings: Findings) -> list[Failure]:
     if not told and all(_is_xid(failure) for failure in logged):
         logged += from_log(findings.stdout, "stdout", grows_segments=grows)
     found = [_with_counters(failure, findings.exit_file) for failure in (*told, *logged)]
+    if _from_exit(
+        findings.exit_file, may_be_card=False
+    ):  # what the kernel counted beats what a job may have labelled itself
+        found = [failure for failure in found if not failure.is_labelled]
     may_be_card = _may_be_card(found, findings.exit_file)
     found = [item for item in found if not _is_xid(item) or (may_be_card and _is_of_job(item, findings.exit_file))]
     if not any(failure.is_certain and not failure.is_echo and failure.kind != EXCEPTION for failure in found):
@@ -219,7 +224,7 @@ def _last_of_each(found: Sequence[Block]) -> set[int]:
         own, has_waited = kept.setdefault(_process(block), []), _only_waited(block)
         if not (block.follows and has_waited):
             own.clear()
-        if not (block.prefix or block.is_ignored or has_waited or block.raised[-1].kind == "KeyboardInterrupt"):
+        if not (block.is_labelled or block.is_ignored or has_waited or block.raised[-1].kind == "KeyboardInterrupt"):
             kept = {prefix: held for prefix, held in kept.items() if not any(each.is_labelled for each in held)}
         own.append(block)
     few = (own if len(own) <= 1 + MOST_WAITING else own[-1:] for own in kept.values())
@@ -254,6 +259,7 @@ def _from_block(block: Block, source: str, known: Mapping[str, Any]) -> Failure:
         traceback="" if block.is_system else block.text,
         is_certain=found.is_certain,
         is_echo=found.is_echo,
+        is_labelled=block.is_labelled,
     )
 
 

@@ -65,12 +65,17 @@ _BY_SYSTEM = re.compile(rf"(?:\A|: )(?:I/?O [Ee]rror|[\w.]*{OF_SYSTEM})\Z")
 _PATH = re.compile(r"(?<![\w/])[~.]{0,2}/[^\s:]+|\bI/O\b")
 
 # Before a machine's own words (a full disk, no memory, a kill, a lost card), which stand anywhere in an error's sentence: it
-# tells of another day, job or machine, of a log, of what a test or a reader met. What failed or could not be done is its own.
+# reports another day's, or what another said. What a system's error says, and what failed or could not be done, is its own.
 _OF_ANOTHER = re.compile(
-    r"(?i)(?<![\w/.-])(yesterday|last (night|week|month|time|run|job|lines?|words?)|previous\w*|earlier|ago|old (run|job|log)s?|notes? (of|says?)"
-    r"|replied|answered|sa(ys?|id|w)|seen|told|(in|from|of|see) (\w+ )?logs?|logs? (has|holds|ends|shows)|jobs?|run \w+|servers?"
-    r"|service|peer|remote|clients?|ssh|https?|should|handlers?|patterns?|tests? \w+ed|of \d{4}-\d\d-\d\d)\b(?![/.]\w)"
+    r"(?i)(?<![\w/.-])(yesterday|last (night|week|month|time|lines?|words?)|ago|(old|previous|earlier) (run|job|log)s?|https?|notes? (of|says?)|replied|answered|sa(ys?|id|w)|seen"
+    r"|(\w+'s|from the|see the) (logs?|table)|logs? (has|holds|ends|shows)|handlers?|patterns?|tests? \w+ed|of \d{4}-\d\d-\d\d)\b(?![/.]\w)"
     r"|\b(was|were|read|found|known|expect\w*)\W*\Z"
+)
+_DID_NOT = re.compile(
+    r"(?i)\b(fail(s|ed|ure)?|crashed|died|aborted|cannot|can't|(could|did|was) not|couldn't|unable to)\b"
+)
+_REPORTED = re.compile(
+    r"(?i)\b(yesterday|replied|answered|sa(ys?|id|w)|ago|last (night|week|month|time)|of \d{4}-\d\d-\d\d)\b"
 )
 _NAMED = re.compile(rf"\b{_CLASS}|\[Errno \d+\]")
 _SENTENCE = re.compile(r"(?<!:)\n")
@@ -132,8 +137,11 @@ def is_of_another(kind: str, before: str) -> bool:
         return False
     if re.search(_ANSWERED, kind):
         return True
-    sentence = _SENTENCE.split(before[-_MOST_BEFORE:])[-1]
-    return _OF_ANOTHER.search(_NAMED.sub("", _PATH.sub("", _OWN_PLACE.sub("", sentence)))) is not None
+    sentence = _NAMED.sub("", _PATH.sub("", _OWN_PLACE.sub("", _SENTENCE.split(before[-_MOST_BEFORE:])[-1])))
+    is_own = re.search(rf"{OF_SYSTEM}$", kind) or _DID_NOT.search(sentence)
+    if _REPORTED.search(sentence):
+        return True
+    return not is_own and _OF_ANOTHER.search(sentence) is not None
 
 
 def carries(kind: str, message: str) -> bool:

@@ -100,6 +100,30 @@ TERMINALS = [
         for who, mark in (("torchrun's process", "[default0]:"), ("srun's task", "0: "))
     ),
     Case("another rank's, before a last error", "gpu_oom", labelled("[rank1]: ") + labelled("[rank10]: ", OWN)),
+    *(
+        Case(
+            f"a program's own count {count!r} before what it handled",
+            "exception",
+            labelled(count) + labelled("[rank0]: ", OWN),
+        )
+        for count in (
+            "step 41: ",
+            "[step 41] ",
+            "sample 17: ",
+            "prompt 3: ",
+            "line 7: ",
+            "run 3: ",
+            "v2 | ",
+            "     1\t",
+            "Dec 1: ",
+        )
+    ),
+    Case(
+        "a label of a launcher's, before a rank's last error",
+        "exception",
+        labelled("attempt1: ") + labelled("[rank0]: ", OWN),
+    ),
+    Case("kubectl logs --prefix, of a name without a number", "gpu_oom", labelled("[pod/train-xkxkp/main] ")),
     Case("docker compose, of two services", "gpu_oom", at_labels("train-1  | ", "eval-12  | ")),
     Case(
         "docker compose, its empty lines without their blank",
@@ -259,6 +283,26 @@ TERMINALS = [
         "Command '['ssh', 'gpu01', 'python', 'rerun.py', '--job', 'test', 'server']' died with <Signals.SIGKILL: 9>.",
         "subprocess.CalledProcessError",
         is_certain=False,
+    ),
+    *(
+        Case(f"a sentence of its own, {number}", kind, text, raised)
+        for number, (kind, raised, text) in enumerate(
+            (
+                ("disk_full", "OSError", f"saving the job state: {FULL}"),
+                ("disk_full", "RuntimeError", f"failed to write shard of job 12: {FULL}"),
+                ("disk_full", "RuntimeError", f"could not write the service file: {FULL}"),
+                ("disk_full", "RuntimeError", f"previously saved checkpoint kept; new one failed: {FULL}"),
+                ("disk_full", "MyCheckpointError", f"peer rank 2 could not write: {FULL}"),
+                ("host_oom", "RuntimeError", "remote worker 3 failed: Cannot allocate memory"),
+                ("disk_full", "RuntimeError", f"run failed: {FULL}"),
+                ("disk_full", "RuntimeError", f"Client write failed: {FULL}"),
+                ("disk_full", "RuntimeError", f"should have written 4096 bytes: {FULL}"),
+                ("disk_full", "ray.exceptions.LocalDiskError", f"Job 01000000: {FULL}"),
+                ("host_oom", "RuntimeError", "peer 3 (this node) failed: std::bad_alloc"),
+                ("gpu_fault", "RuntimeError", "CUDA error: device-side peer lost: GPU has fallen off the bus"),
+            ),
+            1,
+        )
     ),
     *(
         Case(f"a sentence about another, {number}", "exception", text, raised)

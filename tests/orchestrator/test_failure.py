@@ -12,7 +12,7 @@ from orchestrator.failure.last_words import last_words
 from orchestrator.failure.oom_text import numbers, size_bytes
 from tests.orchestrator.failure_corpus import CORPUS, FATAL_XIDS, LOOK_ALIKES, OTHER_XIDS, Case, gib, xid_line
 from tests.orchestrator.failure_handled import HANDLED
-from tests.orchestrator.failure_languages import LANGUAGES
+from tests.orchestrator.failure_languages import LANGUAGES, labelled
 from tests.orchestrator.failure_quotes import FRAME, HEADER, OTHER_MEMORY, QUOTATIONS
 from tests.orchestrator.failure_terminals import TERMINALS
 from tests.orchestrator.failure_wrappers import WRAPPED_QUOTATIONS
@@ -669,3 +669,19 @@ def test_a_fault_without_a_number_of_another_card_is_no_cause() -> None:
     line = f"NVRM: GPU {ANOTHERS}.0: GPU has fallen off the bus."
 
     assert kinds(exit_file={"exit_code": 1, "kernel": [line], **CARDS}) == ["unexplained"]
+
+
+@pytest.mark.parametrize(
+    ("exit_file", "due"),
+    [
+        ({"signal": 9, "oom_kill_delta": 1, "cgroup": {"version": 2, "limit_bytes": 2**30}}, "cgroup_oom"),
+        ({"exit_code": 1, "disk": {"free_bytes": 0}}, "disk_full"),
+        ({"exit_code": 1}, "gpu_oom"),
+    ],
+)
+def test_what_the_kernel_counted_beats_what_a_job_may_have_labelled_itself(exit_file: dict, due: str) -> None:
+    text = labelled("gpu01: ") + "step 2 loss 2.0\n" * 300
+
+    first, *_ = causes(Findings(stderr=text, exit_file=exit_file))
+
+    assert first.kind == due
