@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.failure.texts import KILLED, KILLED_BY_SOMEBODY
 
 LAST_LINES = 20
+MOST_TOLD = 500  # letters of the last line
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 _CRASHED = "a crash in compiled code: PYTHONFAULTHANDLER=1 under env: shows where; compare the versions of torch and of what it loads"
 _SAID_NO_MORE = "nothing known says why; its last words are below, all of them in draftyard logs"
@@ -39,8 +40,13 @@ def last_words(exit_file: Mapping[str, Any], stderr: str, stdout: str) -> LastWo
         how = f"exit status {code}" + ("" if named.endswith("(unknown)") else f", as a shell says of {named}")
     said = _SAID_NO_MORE if lines else _SAID_NOTHING
     hint = _CRASHED if number in _CRASHES else _killed(exit_file) if number == signal.SIGKILL else said
-    last = f": {lines[-1].strip()}" if lines else ""
+    last = f": {_in_short(lines[-1].strip())}" if lines else ""
     return LastWords(f"{how}{last}", hint, source if lines else "exit file", "\n".join(lines))
+
+
+def _in_short(line: str) -> str:
+    """A line may be as long as a log: it is there whole, and a page tells its end."""
+    return line if len(line) <= MOST_TOLD else f"… {line[-MOST_TOLD:]}"
 
 
 def _killed(exit_file: Mapping[str, Any]) -> str:

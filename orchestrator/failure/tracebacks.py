@@ -74,7 +74,7 @@ _IGNORED = re.compile(
     r"^(?:Exception ignored (?:in|while)\b|Task exception was never retrieved|Future exception was never retrieved|--- Logging error ---)"
 )
 # A bar of progress that was drawn by hand, with nothing between it and what comes next.
-_BEHIND_BAR = re.compile(rf"^(?P<bar>[^\n]*(?:\d%\||\dit )[^\n]*\])(?P<rest>{re.escape(_TRACEBACK)}\s*)$")
+_DRAWN = re.compile(r"\d%\||\dit ")
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,9 @@ def blocks(text: str) -> Iterator[Block]:
             prefix = f"{label} {prefix}".strip()
             if label not in told:
                 unsure.add(prefix)
-        behind = _BEHIND_BAR.match(rest) if _TRACEBACK in rest else None
-        parts = [rest] if behind is None else [behind["bar"], behind["rest"]]
+        bar = rest.rstrip().removesuffix(_TRACEBACK)
+        is_behind = len(bar) < len(rest.rstrip()) and bar.endswith("]") and _DRAWN.search(bar)
+        parts = [bar, _TRACEBACK] if is_behind else [rest]
         lines.setdefault(prefix, []).extend((number, part) for part in parts)
     found_blocks = [item for prefix, own in lines.items() for item in _own_blocks(prefix, own)]
     ends = [(last, block.raised[-1]) for _, last, block in found_blocks if not block.prefix]

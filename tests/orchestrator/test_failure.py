@@ -685,3 +685,16 @@ def test_what_the_kernel_counted_beats_what_a_job_may_have_labelled_itself(exit_
     first, *_ = causes(Findings(stderr=text, exit_file=exit_file))
 
     assert first.kind == due
+
+
+def test_a_last_line_as_long_as_a_log_is_read_at_once_and_told_by_its_end() -> None:
+    """A bar of progress drawn 40,000 times in one line, with the words of a traceback that is none behind it."""
+    line = "1it ]" * 40_000 + "Traceback (most recent call last):x"
+    began_s = time.monotonic()
+
+    (found,) = causes(Findings(stderr=line, exit_file={"exit_code": 3}))
+
+    assert time.monotonic() - began_s < 5  # 0.1 s; 25 where each place of the bar is tried
+    assert found.message.startswith("exit status 3: … ")
+    assert found.message.endswith("Traceback (most recent call last):x")
+    assert len(found.message) < 600
