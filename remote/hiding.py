@@ -30,7 +30,7 @@ HIDDEN = "[hidden]"
 READ_AS_IT_IS = frozenset({"failure", "name", "outcome", "path", "reason", "stage", "unit", "writer"})
 FILLED_FREELY = frozenset({"choices", "facts", "protocol"})  # by a script, which may have put anything into their names
 LOG_END_BYTES = 2**20  # of a log that is looked through; its reader takes less for the cause of an ending
-MOST_SPANS = 1000  # of a log; of more the older ones are one with what stands between them
+MOST_SPANS = 20_000  # of a log, a line of 52 bytes each; of more the older ones are one with what stands between them
 SHORTEST_VALUE = 6  # characters; a shorter value would blank out ordinary words
 
 
@@ -110,9 +110,12 @@ def _spans(log: Path, secrets: re.Pattern[bytes]) -> list[list[int]]:
     return [[older[0][0], older[-1][1]], *newest] if older else newest
 
 
-def left_places(run: RunDir, number: int) -> dict[str, list[list[int]]]:
-    """`spans_in` of an attempt by the env file that lies in its run's folder; empty where none does."""
-    given = {str(name): str(value) for name, value in (read_json(run.env_file) or {}).items()}
+def left_places(run: RunDir, number: int) -> dict[str, list[list[int]]] | None:
+    """`spans_in` of an attempt by the env file that lies in its run's folder; None where none does."""
+    left = read_json(run.env_file)
+    if left is None:
+        return None
+    given = {str(name): str(value) for name, value in left.items()}
     plain = (read_json(run.spec_json) or {}).get("env")
     names = secret_names(given, plain if isinstance(plain, dict) else {})
     logs = {"stdout": run.attempt(number).stdout_log, "stderr": run.attempt(number).stderr_log}
@@ -122,7 +125,6 @@ def left_places(run: RunDir, number: int) -> dict[str, list[list[int]]]:
 def main(arguments: list[str]) -> int:
     run = RunDir(Path(arguments[0]))
     sys.stdout.write(json.dumps({"hidden": left_places(run, int(arguments[1]))}) + "\n")
-    run.env_file.unlink(missing_ok=True)
     return 0
 
 

@@ -92,13 +92,17 @@ def end_with_cause(desk: Desk, run: RunRow, seen: Evidence, verdict: Verdict, *,
         _say_torn(desk, run, seen)
 
 
-def _hide(desk: Desk, run: RunRow, seen: Evidence) -> None:
-    """Whoever reads the logs here need not know a value to be kept from it."""
+def hide(desk: Desk, run: RunRow, seen: Evidence) -> None:
+    """Whoever reads the logs here need not know a value to be kept from it. Raises OSError where that cannot be written."""
     told = seen.last_words()
     if "hidden" in told:
         places = {name_of_log(stream, run.node): _spans(told, stream) for stream in STREAMS}
-        with contextlib.suppress(OSError):  # a full disk here holds up no end
-            desk.store.logs.hide(run.id, run.attempt, places)
+        desk.store.logs.hide(run.id, run.attempt, places)
+
+
+def _hide(desk: Desk, run: RunRow, seen: Evidence) -> None:
+    with contextlib.suppress(OSError):  # a full disk here holds up no end
+        hide(desk, run, seen)
 
 
 def _explained(desk: Desk, run: RunRow, seen: Evidence, *, is_stop: bool) -> Failure | None:

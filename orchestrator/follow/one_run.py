@@ -368,7 +368,7 @@ def _settle(desk: Desk, shell: StreamShell, run: RunRow, caught: Caught) -> Look
             if seen.supervisor_alive:  # it came up too late; nobody waits for it any more
                 _refusal(shell, run, grace_s=rules_of(desk, run).grace_s)
             if seen.exit is None:  # no supervisor has taken its secrets away
-                seen = replace(seen, hidden=secrets.taken(shell, run, run_folder(run), seen))
+                seen = replace(seen, hidden=secrets.taken(desk, shell, run, run_folder(run), seen))
             if run.more_hosts:
                 end_part(desk, run, seen, verdict)
             else:

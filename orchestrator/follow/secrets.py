@@ -8,14 +8,16 @@ supervisor left: the host tells by it where secrets stand in the logs, as the ex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.errors import DraftyardError, HostError
 from orchestrator.follow.desk import Desk
+from orchestrator.follow.ending import hide
 from orchestrator.launcher import LAUNCH_KILLED
 from orchestrator.observe import Evidence
 from orchestrator.shell.stream import StreamShell
+from orchestrator.store.logs import STREAMS, name_of_log
 from orchestrator.store.rows import RunRow, State
 from orchestrator.workplace import Workplace, run_script
 
@@ -30,10 +32,26 @@ done
 """
 
 
-def taken(shell: StreamShell, run: RunRow, folder: str, seen: Evidence) -> dict[str, Any] | None:
-    """Where secrets stand in the logs of an attempt without an exit file, before they are taken away; None where its host
-    cannot tell. Raises HostError when it does not answer.
+def taken(desk: Desk, shell: StreamShell, run: RunRow, folder: str, seen: Evidence) -> dict[str, Any] | None:
+    """Where secrets stand in the logs of an attempt without an exit file. They are taken away when that is kept here, and before
+    the end is written, as a resume brings new ones: whoever is killed in between leaves enough for the next look. None where
+    nobody can tell. Raises HostError when the host does not answer.
     """
+    hidden = _told(shell, run, folder, seen)
+    if hidden is None:  # taken away before, or there were none
+        kept = desk.store.logs.places(run.id, run.attempt)
+        found = {stream: kept[name] for stream in STREAMS if (name := name_of_log(stream, run.node)) in kept}
+        return found or None
+    try:
+        hide(desk, run, replace(seen, hidden=hidden))
+    except OSError:  # a full disk here; `gc` takes them away with the folder
+        return hidden
+    shell.run(["rm", "-f", f"{folder}/env"])
+    return hidden
+
+
+def _told(shell: StreamShell, run: RunRow, folder: str, seen: Evidence) -> dict[str, Any] | None:
+    """By the host; None where no secrets lie there."""
     place = Workplace(str(run.workdir), str((seen.supervisor or {}).get("python") or "python3"), "")
     try:
         hidden = run_script(shell, place, "hiding", [folder, str(run.attempt)]).get("hidden")

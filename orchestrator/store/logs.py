@@ -58,7 +58,7 @@ class LogFolder:
         hidden = bytearray(_starred(content, secrets)[margin : margin + size])
         for begin, end in self._unknown(path, stream, secrets, offset, offset + len(hidden)):
             inside = slice(max(begin - offset, 0), min(end - offset, len(hidden)))
-            hidden[inside] = b"*" * (inside.stop - inside.start)
+            hidden[inside] = re.sub(rb"[^\n]", b"*", hidden[inside])  # of many places at once, line by line
         return bytes(hidden)
 
     def hide(self, run_id: str, attempt: int, places: Mapping[str, Sequence[Sequence[int]]]) -> None:
@@ -69,6 +69,10 @@ class LogFolder:
         new = {stream: [list(span) for span in spans] for stream, spans in new.items() if spans}
         if new != kept:
             write_json(path, new, mode=0o600)
+
+    def places(self, run_id: str, attempt: int) -> dict[str, list[list[int]]]:
+        """What was kept so."""
+        return read_json(self._hidden(self.path(run_id, attempt, ""))) or {}
 
     def _hidden(self, log: Path) -> Path:
         return log.with_name("hidden.json")

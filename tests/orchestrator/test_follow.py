@@ -19,6 +19,7 @@ import pytest
 
 from orchestrator import launch
 from orchestrator.errors import DraftyardError, HostError, StoreError
+from orchestrator.follow import secrets
 from orchestrator.follow.alerts import CURSOR
 from orchestrator.follow.desk import Desk
 from orchestrator.follow.follower import Follower, follow
@@ -26,6 +27,7 @@ from orchestrator.follow.lease import ensure_follower, is_followed, lease, lock_
 from orchestrator.follow.one_run import look, settle_unstarted
 from orchestrator.follow.threads import Connect
 from orchestrator.launcher import this_process
+from orchestrator.observe import Evidence
 from orchestrator.shell.local import LocalShell
 from orchestrator.shell.stream import StreamShell
 from orchestrator.store.migrations import newest_version
@@ -413,13 +415,26 @@ def test_everything_killed_without_an_exit_file_is_lost(site: Site) -> None:
     assert run.evidence.startswith("supervisor and job are gone without an exit file")
 
 
-def test_of_a_killed_supervisor_the_host_still_tells_where_secrets_stand_in_the_log(site: Site, tmp_path: Path) -> None:
-    """Its last words came when nobody was left to write an exit file, and whoever follows knows no such value."""
+@pytest.mark.parametrize("is_asked_before", [False, True])
+def test_of_a_killed_supervisor_the_host_still_tells_where_secrets_stand_in_the_log(
+    site: Site, tmp_path: Path, is_asked_before: bool
+) -> None:
+    """Its last words came when nobody was left to write an exit file, and whoever follows knows no such value; also where a
+    follower was killed after it had taken away what lay on the host, before it wrote the end."""
     asks = "import os, pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists():\n    time.sleep(0.02)\n"
     raises = "raise RuntimeError('401 for ' + os.environ['PW'])\n"
     run_id = site.start("told", "-c", asks + raises, str(tmp_path / "go"), kind="script", env={"PW": "a canary"})
     os.kill(_supervisor(site, run_id), signal.SIGKILL)
     (tmp_path / "go").touch()
+    folder = Path(site.place.run_dir(run_id))
+    log = folder / "attempts" / "1" / "stderr.log"
+    if is_asked_before:
+        _until(lambda: log.exists() and b"canary\n" in log.read_bytes())
+        asked = (Desk(site.store, site.store.reader, time.time), LocalShell(), site.run(run_id), str(folder))
+        first = secrets.taken(*asked, Evidence.nothing())
+        assert not (folder / "env").exists()
+        assert first
+        assert secrets.taken(*asked, Evidence.nothing()) == first
 
     site.follow()
 
@@ -449,6 +464,13 @@ def test_a_stop_of_a_job_without_supervisor_ends_that_attempt_and_no_newer_one(s
 
     left = launch.find_processes(LocalShell(), site.place, run_ids=[run_id])
     assert {item.attempt for item in left} == {"2"}
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
 
 
 def _supervisor(site: Site, run_id: str) -> int:
