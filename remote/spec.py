@@ -147,7 +147,7 @@ class LossSpec:
     chunk_tokens: int = 2048
     """Block tokens whose logits over the vocabulary are alive at once; fewer take less memory and more passes."""
     hidden_gradient: Literal["full", "fp8", "auto"] = "full"
-    """Product with the head for the hidden states' gradient: full; fp8, but for tokens that weigh; auto: fp8 where card and loss can."""
+    """How the hidden states' gradient is made: full; fp8 (a faster step, the head once more in 8 bits); auto: fp8 where it can."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def what_helps(found: Planned) -> str:
     """Where changes of a step alone do not help; empty where all beside it has room. A training loads the target even where
     nothing is left to compute, so a card that its weights alone fill is too small.
     """
-    more = "; and a change of the step, below" if found.plan.step_verdict == "does not fit" else ""
+    has_changes = found.plan.step_verdict == "does not fit" and found.switches
+    more = "; and a change of the step, below" if has_changes else ""
     match too_small_for(found):
         case "":
             return ""

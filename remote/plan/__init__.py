@@ -76,7 +76,7 @@ class Plan:
     evaluation: StagePlan | None
     evaluation_bytes: int  # what must fit of it, likewise
     capacity_bytes: int | None
-    # Of the card, beyond the capacity: left free by a step, and not by the pass and the evaluation, which are none.
+    # Of the card, beyond the capacity: left free by a step; the pass and the evaluation are no steps and may take it.
     reserve_bytes: int
     work: Work
     not_modelled: tuple[str, ...]

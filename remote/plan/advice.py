@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remote.coherence import cross_field_errors
 from remote.plan import Plan, plan
 from remote.spec import DFlashSpec
 
@@ -144,7 +145,7 @@ def uses(spec: DFlashSpec, planned: Planner) -> list[Switch]:
         changed = _with(spec, change.fields)
         then = planned(changed)
         more = then.driver_bytes - today.driver_bytes
-        if more > 0 and then.verdict == "fits":
+        if more > 0 and not cross_field_errors(changed) and then.verdict == "fits":
             factor = then.work.total / today.work.total
             texts = _overrides(change)
             is_far = bool(then.extrapolated) and not today.extrapolated
@@ -198,7 +199,7 @@ def _doubled(spec: DFlashSpec, planned: Planner, fields_of: Callable[[int], _Fie
     best = None
     for power in range(1, MOST_DOUBLED + 1):
         fields = fields_of(2**power)
-        if fields is None or planned(_with(spec, fields)).verdict != "fits":
+        if fields is None or cross_field_errors(_with(spec, fields)) or planned(_with(spec, fields)).verdict != "fits":
             break
         best = fields
     return best
@@ -213,7 +214,8 @@ def _changes(spec: DFlashSpec, today: Plan, planned: Planner) -> Iterator[_Chang
             chunk = loss.chunk_tokens // share
             yield _Change(f"loss chunks of {chunk:,} tokens", {"loss": {"chunk_tokens": chunk}})
     if loss.hidden_gradient != "full":
-        yield _Change("hidden gradient in full", {"loss": {"hidden_gradient": "full"}})
+        more = {"loss": {"hidden_gradient": "full"}}
+        yield _Change("hidden gradient in full", more, False, "as exact as its loss")
     if train.rows_per_step > 1 and train.rows_per_step % 2 == 0:
         fields = {"rows_per_step": train.rows_per_step // 2, "accumulation": train.accumulation * 2}
         yield _Change("half the rows at once, accumulated twice as often", {"train": fields})

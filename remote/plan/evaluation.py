@@ -2,7 +2,7 @@
 
 Masters, moments and whatever else only steps needed are given back by then (`remote.drafter.train`). It is an estimate, as a
 recipe says neither how long held-out prompts are nor how wide the target's keys are: prompts as long as a row are taken, and
-heads as the drafter's. Torch's own books bound it on a CPU (`tests/remote/test_plan_evaluation.py`); no card has.
+heads as the drafter's. Torch's own books bound it on a CPU (`tests/remote/test_plan_evaluation.py`); trainings tell their peak in it.
 
 Of `remote.drafter`: `evaluate` and what it calls, walked through. B block size, K captured layers, H hidden size, V vocabulary.
 """

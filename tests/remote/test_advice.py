@@ -91,3 +91,21 @@ def test_longer_rows_are_offered_once_doubled_and_no_longer_than_the_drafter_ser
     assert [use.overrides for use in longer] == ([] if doubled is None else [(f"data.row_tokens={doubled}",)])
     assert all("documents longer than 48 tokens" in use.caution for use in longer)
     assert not any(error for use in found for error in cross_field_errors(use.spec))
+
+
+@pytest.mark.parametrize(
+    ("refused", "sections"),
+    [
+        ("train.rows_per_step=2", {"roles": {"drafter": 2}, "life": {"num_gpus": 2}, "train": {"accumulation": 2}}),
+        ("train.rows_per_step=8", {"data": {"row_tokens": 65_536}, "drafter": {"max_position_embeddings": 65_536}}),
+    ],
+)
+def test_what_the_recipe_would_refuse_is_not_offered_where_there_is_room(refused: str, sections: dict) -> None:
+    spec = tiny_spec(**sections)
+    assert not cross_field_errors(spec)
+
+    offered = uses(spec, partial(plan, capacity_bytes=2**50))
+
+    assert offered
+    assert not any(cross_field_errors(use.spec) for use in offered)
+    assert not any(refused in text for use in offered for text in use.overrides)
