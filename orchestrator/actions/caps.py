@@ -15,7 +15,7 @@ def refuse_cap_above(cap_bytes: int | None, facts: Mapping[str, Any], gpus: Sequ
     """UsageError for a cap that nothing would reach: the rungs would pass for a card that was never stood in for."""
     if cap_bytes is None:
         return
-    capacity_bytes, device, _ = card_of(facts, gpus or None)
+    capacity_bytes, device, *_ = card_of(facts, gpus or None)
     if device != "cuda":
         raise UsageError(
             f"--cap is {format_size(cap_bytes)} of a GPU's memory, and host {host} has no GPU: leave it out;"

@@ -6,9 +6,10 @@ Only for `plan --gpu NAME`. A host's own card, and whatever runs, is measured on
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
-from orchestrator.actions.host_facts import is_hopper
 from orchestrator.errors import UsageError
 from orchestrator.nearest import nearest
 
@@ -46,11 +47,37 @@ _SHORT = {  # what people say where it can be one card alone
 _BESIDE = re.compile(r"(?i)\b(nvidia|geforce|tesla|sxm\d?|pcie|hbm\d?e?|workstation|server|max-q|edition)\b|[\s_-]+")
 
 
+# Compute capability 8.9 or more (Ada, Hopper, Blackwell), and less. Of other names nobody says.
+_FLOAT8 = re.compile(r"\b(G?H(20|100|200|800)|G?B\d{3}|L(4|20|40S?)|RTX (PRO )?\d000 (Ada|Blackwell)|RTX [45]0\d\d)\b")
+_NO_FLOAT8 = re.compile(r"\b(A(2|10G?|16|30|40|100|800)|RTX A\d{4}|RTX [23]0\d\d|V100S?|T4|P\d{1,3})\b")
+
+
+class CardKind(TypedDict):
+    """What a plan asks of cards beside their memory."""
+
+    is_hopper: bool  # all have compute capability 9.0
+    multiplies_float8: bool | None  # all do; None where that is not known of one, and of none that it does not
+
+
+def kind_of(models: Sequence[str]) -> CardKind:
+    """Of cards by their models, as nvidia-smi and torch write them."""
+    if any(_NO_FLOAT8.search(model) for model in models):
+        float8: bool | None = False
+    else:
+        float8 = True if models and all(_FLOAT8.search(model) for model in models) else None
+    return CardKind(is_hopper=all(map(is_hopper, models)), multiplies_float8=float8)
+
+
+def is_hopper(model: str) -> bool:
+    """Whether a GPU of that model has compute capability 9.0."""
+    return re.search(r"\bG?H(20|100|200|800)(?![0-9])", model) is not None
+
+
 @dataclass(frozen=True)
 class KnownCard:
     name: str
     total_bytes: int
-    is_hopper: bool
+    kind: CardKind
 
     @property
     def told(self) -> str:
@@ -68,7 +95,7 @@ def known_card(word: str) -> KnownCard:
     spelled = {_plain(name): name for name in _TOTAL_GIB} | {_plain(short): name for short, name in _SHORT.items()}
     name = spelled.get(_plain(word))
     if name is not None:
-        return KnownCard(name, round(_TOTAL_GIB[name] * 2**30), is_hopper(name))
+        return KnownCard(name, round(_TOTAL_GIB[name] * 2**30), kind_of([name]))
     said = " ".join(_words(word))
     begun = [each for each in _TOTAL_GIB if said and " ".join(_words(each)).startswith(f"{said} ")]
     if len(begun) > 1:

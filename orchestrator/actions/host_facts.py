@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from orchestrator import gate
 from orchestrator.actions.again import no_such_gpu
+from orchestrator.actions.card_names import CardKind, kind_of
 from orchestrator.actions.installing import (
     OLDEST,
     PINNED_FOR,
@@ -228,6 +229,7 @@ class Card(NamedTuple):
     capacity_bytes: int | None
     device: str  # cuda or cpu
     is_hopper: bool | None  # None: nobody said which GPU
+    multiplies_float8: bool | None = None  # likewise, or nobody knows of that model
 
 
 def card_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> Card:
@@ -243,7 +245,8 @@ def card_of(facts: Mapping[str, Any], gpus: Sequence[str] | None = None) -> Card
     sizes = [int(gpu["total_bytes"]) for gpu in rows if gpu.get("total_bytes")]
     if rows:
         least = min(sizes, default=None) or _at(facts, "memory", "available_bytes")
-        return Card(int(least) if least else None, "cuda", all(is_hopper(str(gpu.get("name"))) for gpu in rows))
+        kind = kind_of([str(gpu.get("name")) for gpu in rows])
+        return Card(int(least) if least else None, "cuda", **kind)
     total = _at(facts, "memory", "total_bytes")
     return Card(int(total) if total else None, "cpu", None)
 
@@ -258,11 +261,6 @@ def gpu_complaint(facts: Mapping[str, Any]) -> str | None:
     """What nvidia-smi says in place of GPUs, in its first line: also that there are none, which one that fell off leaves."""
     lines = str(facts.get("gpu_error") or "").split("\n", 1)
     return lines[0] or None
-
-
-def is_hopper(model: str) -> bool:
-    """Whether a GPU of that model has compute capability 9.0, as nvidia-smi and torch write models."""
-    return re.search(r"\bG?H(20|100|200|800)(?![0-9])", model) is not None
 
 
 def _emptiest(
@@ -346,8 +344,8 @@ def _refuse_too_full(
     """Where an empty card would do and this one does not. One that is too small altogether is told by its smoke run."""
     if not isinstance(spec, DFlashSpec):
         return
-    are_hopper = all(is_hopper(str(gpu.get("name"))) for gpu in chosen)
-    alone, learnt = (_need_bytes(spec, each, is_hopper=are_hopper) for each in (None, seen))
+    kind = kind_of([str(gpu.get("name")) for gpu in chosen])
+    alone, learnt = (_need_bytes(spec, each, kind) for each in (None, seen))
     for gpu in chosen:
         total = gpu.get("total_bytes") or 0
         free = total - (gpu.get("used_bytes") or 0)
@@ -360,8 +358,8 @@ def _refuse_too_full(
             )
 
 
-def _need_bytes(spec: DFlashSpec, seen: Mapping[str, Sequence[int]] | None, *, is_hopper: bool) -> int:
-    made = plan(spec, device="cuda", is_hopper=is_hopper, residuals=seen)
+def _need_bytes(spec: DFlashSpec, seen: Mapping[str, Sequence[int]] | None, kind: CardKind) -> int:
+    made = plan(spec, device="cuda", residuals=seen, **kind)
     by_role = roles_plan(spec, made, seen)  # which card gets which role is not told here: the larger one counts
     return max(role.driver_bytes for role in by_role.each) if by_role else made.driver_bytes
 

@@ -139,8 +139,8 @@ def plan_memory(
     told = "--gpu" if capacity_bytes is not None else "nobody"
     if gpu is not None:
         capacity_bytes, told = gpu.total_bytes, f"--gpu {gpu.name}, {gpu.told}"
-    is_hopper = None if gpu is None else gpu.is_hopper
-    card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), is_hopper)
+    card = Card(capacity_bytes, "cuda" if capacity_bytes is not None else usual_device(spec), None)
+    card = card if gpu is None else card._replace(**gpu.kind)
     if host is not None:
         facts = _asked(places, lambda reader: _seen(reader, host, places), tell)
         if facts is None:  # whether the host was looked at is not known, nor anything that was measured
@@ -148,7 +148,7 @@ def plan_memory(
         if capacity_bytes is None:
             card, told = card_seen(facts, host, device=usual_device(spec)), card_told(facts, host)
         elif facts.get("gpus") and gpu is None:
-            card = card._replace(is_hopper=card_of(facts).is_hopper)
+            card = card_of(facts)._replace(capacity_bytes=card.capacity_bytes, device=card.device)
     seen = _asked(places, lambda reader: residuals(reader, spec, device=card.device, host=host), tell)
     found = _planned(spec, card, told, seen=seen)
     if seen is None:
@@ -230,8 +230,8 @@ def would_fit(places: Places, ended: Ended) -> Fits | None:
     room_bytes = card_bytes
     if capacity_bytes is not None and card_bytes is not None:
         room_bytes = min(max(capacity_bytes - held_bytes, 0), card_bytes)
-    kind = (kept.get("sizes") or {}).get("is_hopper")
-    room = Card(room_bytes, str(kept["device"]), kind)
+    kind = kept.get("sizes") or {}
+    room = Card(room_bytes, str(kept["device"]), kind.get("is_hopper"), kind.get("multiplies_float8"))
     planned = _planned(spec, room, told, reserve_bytes=beyond_bytes, is_begun=stage in PAST_THE_PASS)
     time = _asked(places, lambda reader: step_time(reader, spec, planned.plan, host=ended.run.host), silent)
     return Fits(
@@ -335,7 +335,7 @@ def _planned(
     `is_begun`: its hidden states were made, so that no pass of the target has to fit any more.
     """
     known = seen or Residuals()
-    capacity_bytes, device, is_hopper = card
+    capacity_bytes, device, is_hopper, multiplies_float8 = card
     if capacity_bytes is not None:
         capacity_bytes = max(capacity_bytes - reserve_bytes, 0)
     planned = partial(
@@ -344,6 +344,7 @@ def _planned(
         reserve_bytes=reserve_bytes,
         device=device,
         is_hopper=is_hopper,
+        multiplies_float8=multiplies_float8,
         residuals=known.by_stage,
         has_pass=not is_begun,
     )

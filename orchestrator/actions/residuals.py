@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
-from orchestrator.actions.host_facts import is_hopper
+from orchestrator.actions.card_names import kind_of
 from orchestrator.actions.rank_places import rank_places
 from orchestrator.actions.shape import NUM_LOOKED_AT, gpu_of, is_of_shape, spec_of, steps_climbed
 from orchestrator.store.reads import Reader
@@ -69,7 +69,7 @@ def residuals(reader: Reader, spec: DFlashSpec, *, device: str, host: str | None
         gpu = gpu_of(reader, run.run_id)
         if run.tree != tree or host not in (None, run.host) or gpu is None or bool(gpu) != (device == "cuda"):
             continue
-        sizes = planned(run.rung, is_hopper(gpu))
+        sizes = planned(run.rung, gpu)
         known = {name: size for name, size in run.peaks.items() if name in sizes}
         if EVALUATION in known and not _evaluates_alike(reader, run.run_id, spec):
             del known[EVALUATION]
@@ -92,8 +92,8 @@ def _named(runs: Sequence[_Measured]) -> Runs:
     return Runs(tuple(run.run_id for run in runs), sum(run.rung is None for run in runs))
 
 
-def _planned(spec: DFlashSpec, device: str, rung: str | None, is_of_hopper: bool) -> dict[str, int]:
-    made: Plan = plan(spec, device=device, rung=rung, is_hopper=is_of_hopper)
+def _planned(spec: DFlashSpec, device: str, rung: str | None, gpu: str) -> dict[str, int]:
+    made: Plan = plan(spec, device=device, rung=rung, **kind_of([gpu]))
     planned = {stage.name: stage.allocated_bytes for stage in made.stages}
     beside = (made.target_pass, made.evaluation) if rung is None else ()
     planned |= {stage.name: stage.allocated_bytes for stage in beside if stage is not None}

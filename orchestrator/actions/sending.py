@@ -290,8 +290,9 @@ def _keep_plan(store: Store, run: RunRow, spec: Spec, cards: Sequence[Card], run
     rung = planned_rung(rungs) if run.kind == Kind.SMOKE else None
     if isinstance(spec, DFlashSpec) and (rung is not None or run.kind != Kind.SMOKE):
         capacity_bytes = min((card.capacity_bytes for card in cards if card.capacity_bytes is not None), default=None)
-        are_hopper = all(card.is_hopper for card in cards)
-        predicted = plan(spec, capacity_bytes=capacity_bytes, device=cards[0].device, rung=rung, is_hopper=are_hopper)
+        are_hopper, told = all(card.is_hopper for card in cards), {card.multiplies_float8 for card in cards}
+        float8 = None if None in told and False not in told else all(told)
+        predicted = plan(spec, capacity_bytes=capacity_bytes, device=cards[0].device, rung=rung, is_hopper=are_hopper, multiplies_float8=float8)  # fmt: skip
         store.keep_document(run.id, Document.PLAN, json.dumps(plan_body(predicted)))
 
 

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from orchestrator.store.reads import Reader
 from orchestrator.store.rows import Document, EvidenceRow
+from remote.coherence import against_fp8
 from remote.spec import DFlashSpec, EvaluateSpec, LifeSpec, OptimSpec, SmokeSpec, parse
 
 NUM_LOOKED_AT = 20  # newest runs, and newest rungs, of the recipe
@@ -63,6 +65,8 @@ def shape_of(spec: DFlashSpec) -> DFlashSpec:
     data, loss, optim, train = spec.data, spec.loss, spec.optim, spec.train
     noise = replace(data.noise, scale=1.0)
     terms = {name: 1.0 for name, weight in loss.terms.items() if weight}
+    auto = "full" if against_fp8(spec) else "fp8"  # as a plan takes it; what the card refused it measured as less
+    gradient: Any = auto if loss.hidden_gradient == "auto" else loss.hidden_gradient
     return replace(
         spec,
         recipe="", branch="", why="", tags=[], evaluate=EvaluateSpec(), smoke=SmokeSpec(),
@@ -70,7 +74,7 @@ def shape_of(spec: DFlashSpec) -> DFlashSpec:
         target=replace(spec.target, source=""),
         drafter=replace(spec.drafter, init_from=None),
         data=replace(data, prompts="", answers="", held_out="", noise=noise, answer_tokens=1, answer_temperature=0.0, answer_batch=1),
-        loss=replace(loss, terms=terms, gamma=1.0, dpace_alpha=1.0, streak_beta=0.0, normalization="weights"),
+        loss=replace(loss, terms=terms, hidden_gradient=gradient, gamma=1.0, dpace_alpha=1.0, streak_beta=0.0, normalization="weights"),
         optim=OptimSpec(optim.name, master_dtype=optim.master_dtype, moment_dtype=optim.moment_dtype),
         train=replace(train, num_steps=1, log_every=1, checkpoint_every=1, keep_last=1, seed=0),
     )  # fmt: skip

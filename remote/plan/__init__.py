@@ -164,17 +164,19 @@ def plan(
     residuals: Mapping[str, Sequence[int]] | None = None,
     rung: str | None = None,
     is_hopper: bool | None = None,
+    multiplies_float8: bool | None = None,
 ) -> Plan:
     """Predicts the peaks of one step at the worst batch the recipe allows.
 
     `residuals`: allocated peaks less what was planned of them, by stage, TARGET_PASS and EVALUATION among them, one of each run. `rung`: the smoke rung
     that is planned, None for a training, whose process holds more on a CPU. `is_hopper`: whether the card is of that
-    kind, which has kernels of its own; None: nobody said. `reserve_bytes`: `Plan` says.
+    kind, which has kernels of its own; `multiplies_float8`: whether it can; None: nobody said. `reserve_bytes`: `Plan` says.
     `has_pass` False: the hidden states are there already. ValueError: unknown device.
     """
     if device not in CONTEXT_BYTES:
         raise ValueError(f"device is {device!r}; a plan knows {' and '.join(CONTEXT_BYTES)}")
-    at = sizes(spec, device=device, documents=MULTI_DOC_DOCUMENTS if rung == "multi_doc" else None, is_hopper=is_hopper)
+    documents = MULTI_DOC_DOCUMENTS if rung == "multi_doc" else None
+    at = sizes(spec, device=device, documents=documents, is_hopper=is_hopper, multiplies_float8=multiplies_float8)
     seen = residuals or {}
     stages = tuple(_stage(name, lines, seen) for name, lines in stage_components(spec, at, rung=rung).items())
     before = _target_pass(spec, at, seen) if has_pass else None

@@ -32,8 +32,10 @@ def has_fused_kernels(spec: DFlashSpec, at: Sizes) -> bool:
 
 
 def has_coarse_head(spec: DFlashSpec, at: Sizes) -> bool:
-    """Whether the head is there in fp8 as well."""
-    return spec.loss.hidden_gradient != "full" and has_fused_kernels(spec, at) and not against_fp8(spec)
+    """Whether the head is there in fp8 as well: also where a card that is known to have none is asked for it, which refuses."""
+    asked = spec.loss.hidden_gradient
+    can = asked == "fp8" or (asked == "auto" and at.multiplies_float8 is not False)
+    return can and has_fused_kernels(spec, at) and not against_fp8(spec)
 
 
 def assumptions(spec: DFlashSpec, at: Sizes) -> list[str]:
@@ -54,7 +56,11 @@ def assumptions(spec: DFlashSpec, at: Sizes) -> list[str]:
             f"a card where draftyard's own kernels do not run: auto is planned as triton for {' and '.join(taken)}, "
             "and what takes their place holds more"
         )
-    if spec.loss.hidden_gradient == "auto" and has_coarse_head(spec, at):
+    if spec.loss.hidden_gradient == "fp8" and has_coarse_head(spec, at) and at.multiplies_float8 is False:
+        told.append(
+            "this card does not multiply float8, so a training with loss.hidden_gradient fp8 refuses to start; take auto or full"
+        )
+    if spec.loss.hidden_gradient == "auto" and has_coarse_head(spec, at) and at.multiplies_float8 is None:
         told.append(
             "a card that does not multiply float8 (older than Ada and Hopper): auto is planned as fp8 for the hidden gradient, "
             "and the full head alone holds less"

@@ -43,6 +43,7 @@ class Sizes:
     is_taught_ahead: bool
     is_cuda: bool
     is_hopper: bool | None  # None: nobody said which card
+    multiplies_float8: bool | None  # likewise
 
     @property
     def block_tokens(self) -> int:
@@ -57,7 +58,14 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
 
-def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None, is_hopper: bool | None = None) -> Sizes:
+def sizes(
+    spec: DFlashSpec,
+    *,
+    device: str,
+    documents: int | None = None,
+    is_hopper: bool | None = None,
+    multiplies_float8: bool | None = None,
+) -> Sizes:
     """`documents` a row, where anchors are counted per document; None: as many as make most slots."""
     drafter, hidden, rows = spec.drafter, spec.target.hidden_size, spec.train.rows_per_step
     blocks = anchor_slots(spec, documents) * rows
@@ -85,6 +93,7 @@ def sizes(spec: DFlashSpec, *, device: str, documents: int | None = None, is_hop
         is_taught_ahead=is_taught_ahead(spec),
         is_cuda=is_cuda,
         is_hopper=is_hopper if is_cuda else False,
+        multiplies_float8=multiplies_float8 if is_cuda else False,
     )
 
 

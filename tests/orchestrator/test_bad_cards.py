@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from orchestrator.actions.caps import OWN_CAP, refuse_cap_of_scripts
-from orchestrator.actions.card_names import known_card, names
+from orchestrator.actions.card_names import kind_of, known_card, names
+from orchestrator.actions.places import find_places
+from orchestrator.actions.plans import plan_memory
 from orchestrator.errors import UsageError
 from tests.orchestrator.test_trying import RECIPE as SMALL
 from tests.orchestrator.yard import Yard
@@ -183,7 +185,7 @@ def test_a_plan_for_a_card_by_its_name_takes_what_torch_reports_of_it(yard: Yard
 
     assert body["plan"]["capacity_bytes"] == card.total_bytes
     assert body["capacity_from"] == f"--gpu {card.name}, by its usual size"
-    assert body["plan"]["sizes"]["is_hopper"] is card.is_hopper is card.name.startswith("H")
+    assert body["plan"]["sizes"]["is_hopper"] is card.kind["is_hopper"] is card.name.startswith("H")
     assert all(known_card(name) == known_card(name.lower().replace(" ", "-")) for name in names())
 
 
@@ -216,3 +218,44 @@ def test_a_plan_for_the_card_of_a_host_that_nobody_has_looked_at_says_how_to_loo
     assert error_of(yard) == (
         "error: host local has not been looked at yet; draftyard doctor local does, or give --gpu 95GiB"
     )
+
+
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        (["NVIDIA H200"], True),
+        (["NVIDIA GH200 480GB"], True),
+        (["NVIDIA L40S"], True),
+        (["NVIDIA RTX 6000 Ada Generation"], True),
+        (["NVIDIA RTX PRO 6000 Blackwell Server Edition"], True),
+        (["NVIDIA GeForce RTX 4090"], True),
+        (["NVIDIA B200"], True),
+        (["NVIDIA A100-SXM4-80GB"], False),
+        (["NVIDIA A10G"], False),
+        (["NVIDIA RTX A6000"], False),
+        (["NVIDIA GeForce RTX 3090"], False),
+        (["Tesla V100-SXM2-32GB"], False),
+        (["Tesla T4"], False),
+        (["NVIDIA H200", "NVIDIA A100 80GB PCIe"], False),
+        (["NVIDIA H200", "Some Card"], None),
+        (["Quadro RTX 6000"], None),
+        ([], None),
+    ],
+)
+def test_which_cards_multiply_float8_is_told_by_their_models(models: list[str], told: bool | None) -> None:
+    assert kind_of(models)["multiplies_float8"] is told
+
+
+@pytest.mark.parametrize(("card", "asked", "has_head"), [("A100 80GB", "auto", False), ("H200", "auto", True), ("A100 80GB", "fp8", True)])  # fmt: skip
+def test_a_card_that_is_known_not_to_multiply_float8_is_planned_with_the_full_head(
+    tmp_path: Path, card: str, asked: str, has_head: bool
+) -> None:
+    places = find_places(tmp_path, {}, db=tmp_path / "runs.db")
+    found = plan_memory(places, "qwen3.6-27b", gpu=known_card(card), overrides=[f"loss.hidden_gradient={asked}"])
+
+    names = {line.name for line in found.plan.stage("load").components if line.size_bytes}
+    assert ("head in fp8" in names) is has_head
+    refuses = any("refuses to start; take auto or full" in text for text in found.plan.not_modelled)
+    assert refuses is (asked == "fp8")
+    assert not any("older than Ada" in text for text in found.plan.not_modelled)
+    assert not any("hidden_gradient=auto" in text for use in found.uses for text in use.overrides)

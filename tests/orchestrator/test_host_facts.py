@@ -12,6 +12,7 @@ import pytest
 import tomllib
 
 from orchestrator.actions import installing
+from orchestrator.actions.card_names import is_hopper
 from orchestrator.actions.host_facts import (
     GGUF_PACKAGES,
     TRAINER_PACKAGES,
@@ -22,7 +23,6 @@ from orchestrator.actions.host_facts import (
     choose_gpus,
     gate_facts,
     gpu_fault,
-    is_hopper,
     lacks,
     needed_packages,
     repair_of,
@@ -240,7 +240,7 @@ def test_memory_that_is_one_with_the_machines_is_what_is_available_there() -> No
     unified = {**_gpu(0), "total_bytes": None, "used_bytes": None}
     memory = {"total_bytes": 128 * 2**30, "available_bytes": 100 * 2**30}
 
-    assert card_of(_facts(unified, memory=memory)) == (100 * 2**30, "cuda", False)
+    assert card_of(_facts(unified, memory=memory)) == (100 * 2**30, "cuda", False, None)
     assert choose_gpus(_facts(unified, memory=memory), [], _spec(), host="spark") == ("GPU-00000000-aaaa",)
 
 
@@ -308,7 +308,7 @@ def test_a_card_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_a_host_without_cards_gives_none() -> None:
     assert choose_gpus(_facts(), [], _spec(), host="cpu") == ()
-    assert card_of({**_facts(), "memory": {"total_bytes": 2**33}}) == (2**33, "cpu", None)
+    assert card_of({**_facts(), "memory": {"total_bytes": 2**33}}) == (2**33, "cpu", None, None)
 
 
 def test_the_gate_hears_of_the_cards_of_the_job_alone() -> None:
@@ -318,7 +318,7 @@ def test_the_gate_hears_of_the_cards_of_the_job_alone() -> None:
 
     assert found.gpus == (("RTX PRO 6000", 95 * 2**30),)
     assert (found.torch, found.cuda, found.driver) == ("2.13.0", "13.0", "580.1")
-    assert card_of(facts, ["GPU-00000001-aaaa"]) == (95 * 2**30, "cuda", False)
+    assert card_of(facts, ["GPU-00000001-aaaa"]) == (95 * 2**30, "cuda", False, None)
 
 
 def test_only_versions_that_matter_are_kept_with_a_run() -> None:
