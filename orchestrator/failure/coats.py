@@ -31,9 +31,7 @@ _DATE = r"(?:(?:\[?(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d
 _NO_CLOCK = r"(?!\d{4}-\d\d|\d{7,}\b|\d+\.\d+\]|\d+:\d)"
 # What a program counts itself is no launcher's, and neither is a day.
 _WORD = r"(?i:rank|task|node|host|worker|process|proc|gpu|device|replica|pod|container|trainer)"
-_NO_COUNT = (
-    r"(?!(?i:step|epoch|iter\w*|batch|sample|prompt|line|row|doc|run|log|test|case|id|v|yesterday|today)[_ ]?\d+(?![\w.-]))"
-)
+_NO_COUNT = r"(?!(?i:step|epoch|iter\w*|batch|sample|prompt|line|row|doc|run|log|test|case|id|v|yesterday|today)[_ ]?\d+(?![\w.-]))"
 _LABEL = re.compile(
     rf"^{_DATE} {{0,5}}(?P<label>{_NO_CLOCK}{_NO_COUNT}(?:(?=[A-Za-z._-]*\d)[A-Za-z0-9][\w.-]{{0,63}}(?=:|(?<=[A-Za-z]\d)\t|(?<=[A-Za-z]\d\d)\t| {{1,64}}\|)|{_WORD} \d{{1,6}}(?=:))"
     rf"|\[{_NO_CLOCK}{_NO_COUNT}(?:(?=[^\]\d]*\d)|(?=pod/))(?:{_WORD}:? )?[A-Za-z0-9][\w./:-]{{0,95}}\])(?::| {{1,64}}\|)?(?: {_DATE}|\t|$|(?<=\]:))"
