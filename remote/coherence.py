@@ -143,7 +143,9 @@ def against_fp8(spec: DFlashSpec) -> list[str]:
     """Why the hidden states' gradient cannot be made in fp8. What only the card knows it says at start."""
     told, terms = list[str](), spec.loss.terms
     hard, soft = terms.get("ce", 0.0), sum(terms.get(term, 0.0) for term in SOFT_TERMS)
-    if hard <= 0 or hard < soft:  # where q - p is small beside q, what is made of them must not be rounded apart
+    if hard <= 0 or (
+        hard < soft and not math.isclose(hard, soft)
+    ):  # where q - p is small beside q, what is made of them must not be rounded apart
         told.append(f"it needs at least as much of ce as of soft terms; here are {hard:g} and {soft:g}")
     sizes = {"vocab_size": spec.target.vocab_size, "hidden_size": spec.target.hidden_size}
     odd = [f"{name} {size:,}" for name, size in sizes.items() if size % FP8_MULTIPLE]

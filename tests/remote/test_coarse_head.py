@@ -253,6 +253,7 @@ def test_a_bad_number_stays_bad() -> None:
     [
         ({"loss": {"terms": {"ce": 1.0}}}, []),
         ({"loss": {"terms": {"ce": 1.0, "kl": 0.5, "soft_ce": 0.5, "cap": 2.0}}}, []),
+        ({"loss": {"terms": {"ce": 0.3, "kl": 0.1, "soft_ce": 0.2}}}, []),
         ({"loss": {"terms": {"kl": 1.0}}}, ["it needs at least as much of ce as of soft terms; here are 0 and 1"]),
         ({"loss": {"terms": {"ce": 0.1, "kl": 0.15}}}, ["it needs at least as much of ce as of soft terms; here are 0.1 and 0.15"]),
         ({"loss": {"terms": {"cap": 1.0}}}, ["it needs at least as much of ce as of soft terms; here are 0 and 0"]),
